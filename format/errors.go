@@ -1,0 +1,83 @@
+package format
+
+import (
+	"errors"
+	"strings"
+)
+
+// The kinds of failure that callers tell apart with errors.Is; cmd/internal/cli
+// turns them into exit codes.
+var (
+	ErrUsage       = errors.New("usage")           // what was asked cannot be meant
+	ErrUnsupported = errors.New("not supported")   // legal, but not served here
+	ErrCorrupt     = errors.New("corrupt input")   // the bytes contradict themselves
+	ErrIncomplete  = errors.New("incomplete")      // a file, shard or tensor is missing; corrupt for exit codes
+	ErrConflict    = errors.New("conflicting job") // the output belongs to another job
+)
+
+// Error is one thing that is wrong with one tensor of one file. Empty fields
+// are left out of the text, which reads "path: tensor: what (found F, wanted W)".
+type Error struct {
+	Kind          error // one of the sentinels above; errors.Is finds it
+	Path, Tensor  string
+	What          string
+	Found, Wanted string
+	Err           error // the cause, such as an *fs.PathError; errors.Is finds it too
+}
+
+func (e *Error) Error() string {
+	var b strings.Builder
+	for _, s := range []string{e.Path, e.Tensor} {
+		if s != "" {
+			b.WriteString(s)
+			b.WriteString(": ")
+		}
+	}
+	b.WriteString(e.What)
+	if e.Err != nil {
+		b.WriteString(": ")
+		b.WriteString(e.Err.Error())
+	}
+	switch {
+	case e.Found != "" && e.Wanted != "":
+		b.WriteString(" (found " + e.Found + ", wanted " + e.Wanted + ")")
+	case e.Found != "":
+		b.WriteString(" (found " + e.Found + ")")
+	case e.Wanted != "":
+		b.WriteString(" (wanted " + e.Wanted + ")")
+	}
+	return b.String()
+}
+
+// Unwrap lets errors.Is find the kind and the cause.
+func (e *Error) Unwrap() []error {
+	var errs []error
+	for _, err := range []error{e.Kind, e.Err} {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errs
+}
+
+// Problems is everything wrong with a job, found in one pass, in a fixed order.
+type Problems []error
+
+func (p Problems) Error() string {
+	lines := make([]string, len(p))
+	for i, err := range p {
+		lines[i] = err.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Unwrap lets errors.Is look into every problem.
+func (p Problems) Unwrap() []error { return p }
+
+// Err is nil for no problems, so that a list can be returned as an error.
+func (p Problems) Err() error {
+	if len(p) == 0 {
+		return nil
+	}
+	return p
+}

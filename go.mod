@@ -1,0 +1,3 @@
+module hawkmoth
+
+go 1.26
