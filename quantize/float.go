@@ -1,0 +1,99 @@
+package quantize
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+// Plain little-endian floats: f32, bf16 (the upper half of an f32) and f16
+// (IEEE 754 binary16). Widening is exact, subnormals included; narrowing
+// rounds to nearest, ties to even, and keeps NaN a NaN.
+
+func encodeF32(code []byte, _, w []float32, _ int)  { F32ToBytes(code, w) }
+func encodeBF16(code []byte, _, w []float32, _ int) { F32ToBF16(code, w) }
+func encodeF16(code []byte, _, w []float32, _ int)  { F32ToF16(code, w) }
+
+func decodeF32(dst []float32, code []byte, _ []float32, _ int)  { BytesToF32(dst, code) }
+func decodeBF16(dst []float32, code []byte, _ []float32, _ int) { BF16ToF32(dst, code) }
+func decodeF16(dst []float32, code []byte, _ []float32, _ int)  { F16ToF32(dst, code) }
+
+// BytesToF32 reads len(dst) little-endian float32.
+func BytesToF32(dst []float32, src []byte) {
+	src = src[:4*len(dst)]
+	for i := range dst {
+		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
+	}
+}
+
+// F32ToBytes writes little-endian float32 to dst, 4 bytes each.
+func F32ToBytes(dst []byte, src []float32) {
+	dst = dst[:4*len(src)]
+	for i, x := range src {
+		binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(x))
+	}
+}
+
+// BF16ToF32 widens len(dst) little-endian bfloat16.
+func BF16ToF32(dst []float32, src []byte) {
+	src = src[:2*len(dst)]
+	for i := range dst {
+		dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(src[2*i:])) << 16)
+	}
+}
+
+// F32ToBF16 narrows src to little-endian bfloat16 in dst, 2 bytes each.
+func F32ToBF16(dst []byte, src []float32) {
+	dst = dst[:2*len(src)]
+	for i, x := range src {
+		b := math.Float32bits(x)
+		if b<<1 > 0xff000000 {
+			b |= 1 << 22 // a NaN whose payload is only in the lower half stays a NaN
+		} else {
+			b += 0x7fff + b>>16&1
+		}
+		binary.LittleEndian.PutUint16(dst[2*i:], uint16(b>>16))
+	}
+}
+
+// F16ToF32 widens len(dst) little-endian binary16.
+func F16ToF32(dst []float32, src []byte) {
+	// Read as an f32 the shifted bits are the value times 2⁻¹¹², which the
+	// product undoes exactly, for subnormals too.
+	const unscale = 1 << 112
+	src = src[:2*len(dst)]
+	for i := range dst {
+		h := uint32(binary.LittleEndian.Uint16(src[2*i:]))
+		x := math.Float32frombits(h&0x7fff<<13) * unscale
+		b := math.Float32bits(x) | h&0x8000<<16
+		if h&0x7c00 == 0x7c00 {
+			b |= 0x7f800000
+		}
+		dst[i] = math.Float32frombits(b)
+	}
+}
+
+// F32ToF16 narrows src to little-endian binary16 in dst, 2 bytes each; what
+// rounds above 65504 becomes infinite.
+func F32ToF16(dst []byte, src []float32) {
+	dst = dst[:2*len(src)]
+	for i, x := range src {
+		binary.LittleEndian.PutUint16(dst[2*i:], f16bits(x))
+	}
+}
+
+func f16bits(x float32) uint16 {
+	b := math.Float32bits(x)
+	sign := uint16(b >> 16 & 0x8000)
+	b &= 0x7fffffff
+	switch {
+	case b > 0x7f800000:
+		return sign | 0x7e00 | uint16(b>>13&0x3ff)
+	case b >= 0x477ff000: // 65520, halfway between the largest f16 and 2¹⁶
+		return sign | 0x7c00
+	case b < 0x38800000: // 2⁻¹⁴: at ½ the last bit of an f32 counts 2⁻²⁴, the f16 subnormal step
+		return sign | uint16(math.Float32bits(math.Float32frombits(b)+0.5))
+	default:
+		b += 0xfff + b>>13&1
+		return sign | uint16(b>>13-(127-15)<<10)
+	}
+}
