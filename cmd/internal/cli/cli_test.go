@@ -1,0 +1,387 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"reflect"
+	"regexp"
+	goruntime "runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"hawkmoth/format"
+)
+
+// testRoot is a command like ours: two arguments, a flag, a subcommand; what it
+// does is the test's.
+func testRoot(run func(cmd *cobra.Command) error) *cobra.Command {
+	root := New("convert [flags] CHECKPOINT OUT", "short", "Convert things.")
+	root.Args = Args("CHECKPOINT", "OUT")
+	root.RunE = func(cmd *cobra.Command, _ []string) error { return run(cmd) }
+	root.Flags().Int("group-size", 64, "columns that share a scale")
+	root.Flags().StringP("output", "o", "", "directory")
+	sub := &cobra.Command{Use: "overlay BASE", Args: Args("BASE"), RunE: root.RunE}
+	sub.Flags().String("tensors", "", "regular expression")
+	_ = sub.MarkFlagRequired("tensors")
+	root.AddCommand(sub)
+	return root
+}
+
+func execute(ctx context.Context, run func(*cobra.Command) error, args ...string) (code int, stdout, stderr string) {
+	var o, e bytes.Buffer
+	root := testRoot(run)
+	root.SetOut(&o)
+	root.SetErr(&e)
+	code = Execute(ctx, root, args)
+	return code, o.String(), e.String()
+}
+
+func fails(err error) func(*cobra.Command) error { return func(*cobra.Command) error { return err } }
+
+func TestExitCodesOfErrors(t *testing.T) {
+	missing := &fs.PathError{Op: "open", Path: "nowhere", Err: fs.ErrNotExist}
+	tests := []struct {
+		name string
+		err  error
+		code int
+		kind string
+	}{
+		{"success", nil, 0, "ok"},
+		{"plain", errors.New("no"), 1, "failed"},
+		{"missing argument path", missing, 1, "failed"},
+		{"missing argument path in an Error", &format.Error{Path: "nowhere", What: "cannot open", Err: missing}, 1, "failed"},
+		{"conflict", &format.Error{Kind: format.ErrConflict, What: "other flags"}, 1, "conflict"},
+		{"usage", Usagef("no"), 2, "usage"},
+		{"unsupported", fmt.Errorf("config: %w", format.ErrUnsupported), 3, "unsupported"},
+		{"corrupt", &format.Error{Kind: format.ErrCorrupt, What: "hole"}, 4, "corrupt"},
+		{"incomplete", &format.Error{Kind: format.ErrIncomplete, What: "shard", Err: missing}, 4, "incomplete"},
+		{"the gravest of a list", format.Problems{errors.New("no"), format.ErrUnsupported, format.ErrCorrupt}, 4, "corrupt"},
+		{"unsupported among others", format.Problems{errors.New("no"), format.ErrUnsupported}, 3, "unsupported"},
+		{"cancelled", fmt.Errorf("reading: %w", context.Canceled), 130, "interrupted"},
+		{"hinted", Hint(format.ErrCorrupt, "download it again"), 4, "corrupt"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if code, kind := Code(tt.err); code != tt.code || kind != tt.kind {
+				t.Errorf("Code(%v) = %d %s, want %d %s", tt.err, code, kind, tt.code, tt.kind)
+			}
+			if code, _, stderr := execute(t.Context(), fails(tt.err), "a", "b"); code != tt.code || (stderr == "") != (tt.err == nil) {
+				t.Errorf("exit code %d, want %d; stderr %q", code, tt.code, stderr)
+			}
+		})
+	}
+}
+
+func TestUsageErrorsExit2WithAHint(t *testing.T) {
+	tests := []struct {
+		args   []string
+		stderr string
+	}{
+		{[]string{"a", "b", "--gruop-size=3"}, "convert: unknown flag --gruop-size\nhint: did you mean --group-size? see \"convert --help\"\n"},
+		{[]string{"a", "b", "--zzzzzzzz"}, "convert: unknown flag --zzzzzzzz\nhint: see \"convert --help\"\n"},
+		{[]string{"a", "b", "-Z"}, "convert: unknown flag -Z\nhint: see \"convert --help\"\n"},
+		{[]string{"a", "b", "--quite"}, "convert: unknown flag --quite\nhint: did you mean --quiet? see \"convert --help\"\n"},
+		{[]string{"a", "b", "--group-size", "many"}, "convert: --group-size: invalid value (found \"many\", wanted int)\nhint: see \"convert --help\"\n"},
+		{[]string{"a", "b", "--group-size"}, "convert: --group-size needs a value\nhint: see \"convert --help\"\n"},
+		{[]string{"a"}, "convert: missing argument OUT\nhint: see \"convert --help\"\n"},
+		{[]string{"a", "b", "c"}, "convert: unexpected argument \"c\"\nhint: see \"convert --help\"\n"},
+		{[]string{"overlay", "a"}, "convert: required flag(s) \"tensors\" not set\nhint: see \"convert overlay --help\"\n"},
+		{[]string{"overlay", "--tensor", "x", "a"}, "convert: unknown flag --tensor\nhint: did you mean --tensors? see \"convert overlay --help\"\n"},
+		{[]string{"-q", "-v", "a", "b"}, "convert: if any flags in the group [quiet verbose] are set none of the others can be; [quiet verbose] were all set\nhint: see \"convert --help\"\n"},
+	}
+	for _, tt := range tests {
+		t.Run(strings.Join(tt.args, " "), func(t *testing.T) {
+			ran := false
+			code, stdout, stderr := execute(t.Context(), func(*cobra.Command) error { ran = true; return nil }, tt.args...)
+			if code != 2 || stderr != tt.stderr || stdout != "" || ran {
+				t.Errorf("exit %d, ran %v, stdout %q, stderr\n%s\nwant 2 and\n%s", code, ran, stdout, stderr, tt.stderr)
+			}
+		})
+	}
+}
+
+func TestUnknownSubcommandSuggestsOne(t *testing.T) {
+	root := New("inspect", "short", "Inspect things.") // no Args: cobra looks for subcommands
+	root.AddCommand(&cobra.Command{Use: "verify", RunE: func(*cobra.Command, []string) error { return nil }})
+	var e bytes.Buffer
+	root.SetErr(&e)
+	code := Execute(t.Context(), root, []string{"verifi"})
+	want := "inspect: unknown command \"verifi\" for \"inspect\"\nhint: did you mean \"verify\"? see \"inspect --help\"\n"
+	if code != 2 || e.String() != want {
+		t.Errorf("exit %d, stderr\n%s\nwant\n%s", code, e.String(), want)
+	}
+}
+
+func TestArgs(t *testing.T) {
+	tests := []struct {
+		names, args []string
+		want        string
+	}{
+		{[]string{"DIR"}, []string{"a"}, ""},
+		{[]string{"DIR"}, nil, "missing argument DIR"},
+		{[]string{"DIR", "[OUT]"}, []string{"a"}, ""},
+		{[]string{"DIR", "[OUT]"}, []string{"a", "b", "c"}, `unexpected argument "c"`},
+		{[]string{"DIR", "FILE..."}, []string{"a"}, "missing argument FILE"},
+		{[]string{"DIR", "FILE..."}, []string{"a", "b", "c"}, ""},
+		{nil, []string{"a"}, `unexpected argument "a"`},
+	}
+	for _, tt := range tests {
+		got := ""
+		if err := Args(tt.names...)(nil, tt.args); err != nil {
+			got = err.Error()
+		}
+		if got != tt.want {
+			t.Errorf("Args(%v)(%v) = %q, want %q", tt.names, tt.args, got, tt.want)
+		}
+	}
+}
+
+func TestProblemsArePrintedAllAtOnce(t *testing.T) {
+	err := fmt.Errorf("opening: %w", format.Problems{
+		&format.Error{Kind: format.ErrCorrupt, Path: "a.safetensors", Tensor: "w", What: "size", Found: "4 bytes", Wanted: "8 bytes"},
+		format.Problems{&format.Error{Kind: format.ErrUnsupported, What: "no such dtype"}},
+	})
+	code, _, stderr := execute(t.Context(), fails(err), "a", "b")
+	want := "convert: 2 problems\n  a.safetensors: w: size (found 4 bytes, wanted 8 bytes)\n  no such dtype\n"
+	if code != 4 || stderr != want {
+		t.Errorf("exit %d, stderr\n%s\nwant\n%s", code, stderr, want)
+	}
+}
+
+func TestJSONErrors(t *testing.T) {
+	one := &format.Error{Kind: format.ErrCorrupt, Path: "a", Tensor: "w", What: "size", Found: "4", Wanted: "8"}
+	tests := []struct {
+		name string
+		err  error
+		args []string
+		want string
+	}{
+		{"one", one, nil, `{"error":{"kind":"corrupt","message":"a: w: size (found 4, wanted 8)","path":"a","tensor":"w","found":"4","wanted":"8"},"exit":4}`},
+		{"list", format.Problems{one, errors.New("no <b>")}, nil, `{"error":{"kind":"corrupt","message":"2 problems","problems":[` +
+			`{"kind":"corrupt","message":"a: w: size (found 4, wanted 8)","path":"a","tensor":"w","found":"4","wanted":"8"},{"kind":"failed","message":"no <b>"}]},"exit":4}`},
+		{"list of one", format.Problems{one}, nil, `{"error":{"kind":"corrupt","message":"a: w: size (found 4, wanted 8)","path":"a","tensor":"w","found":"4","wanted":"8"},"exit":4}`},
+		{"usage, though the flags could not be parsed", nil, []string{"--nope"}, `{"error":{"kind":"usage","message":"unknown flag --nope","hint":"see \"convert --help\""},"exit":2}`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			args := append(append([]string{"a", "b"}, tt.args...), "--json")
+			code, stdout, stderr := execute(t.Context(), fails(tt.err), args...)
+			if stdout != "" || !sameJSON(t, stderr, tt.want) {
+				t.Errorf("exit %d, stdout %q, stderr\n%s\nwant\n%s", code, stdout, stderr, tt.want)
+			}
+		})
+	}
+}
+
+func sameJSON(t *testing.T, a, b string) bool {
+	t.Helper()
+	var x, y any
+	if err := errors.Join(json.Unmarshal([]byte(a), &x), json.Unmarshal([]byte(b), &y)); err != nil {
+		t.Errorf("not JSON: %v", err)
+	}
+	return strings.Count(a, "\n") == 1 && reflect.DeepEqual(x, y)
+}
+
+func TestInterruptedIsOneLineAnd130(t *testing.T) {
+	tests := []struct {
+		name string
+		err  error
+		args []string
+		code int
+		want string
+	}{
+		{"context error", context.Canceled, nil, 130, "convert: interrupted\n"},
+		{"any error after it", format.Problems{format.ErrCorrupt, fs.ErrClosed}, nil, 130, "convert: interrupted\n"},
+		{"hint", Hint(context.Canceled, "the same command resumes"), nil, 130, "convert: interrupted; the same command resumes\n"},
+		{"json", context.Canceled, []string{"--json"}, 130, `{"error":{"kind":"interrupted","message":"interrupted"},"exit":130}` + "\n"},
+		{"finished all the same", nil, nil, 0, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			code, _, stderr := execute(ctx, func(*cobra.Command) error { cancel(); return tt.err }, append(tt.args, "a", "b")...)
+			if code != tt.code || stderr != tt.want {
+				t.Errorf("exit %d, stderr %q, want %d %q", code, stderr, tt.code, tt.want)
+			}
+		})
+	}
+}
+
+// TestMainIsInterruptedBySIGINT runs this test binary as the command, whose
+// context the signal must cancel.
+func TestMainIsInterruptedBySIGINT(t *testing.T) {
+	if goruntime.GOOS == "windows" {
+		t.Skip("SKIPPED: no SIGINT to send on windows")
+	}
+	if os.Getenv("CLI_TEST_CHILD") == "1" {
+		os.Args = []string{"convert", "a", "b"}
+		Main(testRoot(func(cmd *cobra.Command) error {
+			p, _ := os.FindProcess(os.Getpid())
+			if err := p.Signal(os.Interrupt); err != nil {
+				return err
+			}
+			<-cmd.Context().Done()
+			return cmd.Context().Err()
+		}))
+	}
+	signal.Reset(os.Interrupt)
+	cmd := exec.Command(os.Args[0], "-test.run=^TestMainIsInterruptedBySIGINT$")
+	cmd.Env = append(os.Environ(), "CLI_TEST_CHILD=1")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	err := cmd.Run()
+	if cmd.ProcessState.ExitCode() != 130 || stderr.String() != "convert: interrupted\n" {
+		t.Errorf("%v, stderr %q", err, stderr.String())
+	}
+}
+
+func TestHelpNamesTheExitCodes(t *testing.T) {
+	for _, args := range [][]string{{"--help"}, {"overlay", "-h"}} {
+		code, stdout, stderr := execute(t.Context(), fails(nil), args...)
+		if code != 0 || stderr != "" || !strings.HasSuffix(stdout, "\n"+exitCodes) {
+			t.Errorf("%v: exit %d, stderr %q, stdout\n%s", args, code, stderr, stdout)
+		}
+		for _, flag := range []string{"-q, --quiet", "-v, --verbose", "--json", "--no-color"} {
+			if !strings.Contains(stdout, flag) {
+				t.Errorf("%v: no %s in\n%s", args, flag, stdout)
+			}
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	code, stdout, _ := execute(t.Context(), fails(nil), "--version")
+	if code != 0 || !regexp.MustCompile(`^convert \S.*\n$`).MatchString(stdout) {
+		t.Errorf("exit %d, stdout %q", code, stdout)
+	}
+}
+
+func TestNotesAndWarnings(t *testing.T) {
+	tests := []struct{ flag, stdout, stderr string }{
+		{"--no-color", "", "note 1\nwarning: warn 2\n"},
+		{"-q", "", "warning: warn 2\n"},
+		{"--json", "{\"a\":\"<\"}\n", "{\"warning\":\"warn 2\"}\n"},
+	}
+	for _, tt := range tests {
+		_, stdout, stderr := execute(t.Context(), func(cmd *cobra.Command) error {
+			Note(cmd, "note %d", 1)
+			Warn(cmd, "warn %d", 2)
+			if JSON(cmd) {
+				return PrintJSON(cmd, map[string]string{"a": "<"})
+			}
+			return nil
+		}, tt.flag, "a", "b")
+		if stdout != tt.stdout || stderr != tt.stderr {
+			t.Errorf("%s: stdout %q stderr %q, want %q %q", tt.flag, stdout, stderr, tt.stdout, tt.stderr)
+		}
+	}
+}
+
+func TestProgressOffATerminal(t *testing.T) {
+	tests := []struct{ flag, want string }{
+		{"-v", "convert: out-0.safetensors (0 B of 3.0 kB)\nconvert: out-1.safetensors (1.5 kB of 3.0 kB)\n"},
+		{"-q", ""},
+		{"--json", ""},
+	}
+	for _, tt := range tests {
+		code, stdout, stderr := execute(t.Context(), func(cmd *cobra.Command) error {
+			p := NewProgress(cmd, "convert", 3000)
+			defer p.Done()
+			p.Line("out-0.safetensors")
+			p.Add(1500)
+			p.Line("out-1.safetensors")
+			p.Add(1500)
+			p.Done()
+			return nil
+		}, tt.flag, "a", "b")
+		if code != 0 || stdout != "" || stderr != tt.want {
+			t.Errorf("%s: exit %d, stdout %q, stderr %q, want %q", tt.flag, code, stdout, stderr, tt.want)
+		}
+	}
+}
+
+func TestColorsOnlyOnATerminal(t *testing.T) {
+	tests := []struct {
+		terminal      bool
+		flag          string
+		noColor, term string
+		want          bool
+	}{
+		{true, "-v", "", "xterm", true},
+		{false, "-v", "", "xterm", false},
+		{true, "--no-color", "", "xterm", false},
+		{true, "--json", "", "xterm", false},
+		{true, "-v", "1", "xterm", false},
+		{true, "-v", "", "dumb", false},
+	}
+	for _, tt := range tests {
+		t.Setenv("NO_COLOR", tt.noColor)
+		t.Setenv("TERM", tt.term)
+		_, _, _ = execute(t.Context(), func(cmd *cobra.Command) error {
+			if got := colored(cmd, tt.terminal); got != tt.want {
+				t.Errorf("%+v: colored %v", tt, got)
+			}
+			return nil
+		}, tt.flag, "a", "b")
+	}
+	if Terminal(&bytes.Buffer{}) {
+		t.Error("a buffer is no terminal")
+	}
+	if f, err := os.Open(os.DevNull); err == nil {
+		defer func() { _ = f.Close() }()
+		if Terminal(f) {
+			t.Error("the null device is no terminal")
+		}
+	}
+}
+
+func TestBytes(t *testing.T) {
+	tests := map[int64]string{
+		0: "0 B", 999: "999 B", 1000: "1.0 kB", 1500: "1.5 kB", 999_949: "999.9 kB", 999_950: "1.0 MB",
+		1_500_000_000: "1.5 GB", 370_000_000_000: "370.0 GB", 2_000_000_000_000: "2.0 TB", -1500: "-1.5 kB", 1<<63 - 1: "9.2 EB",
+	}
+	for n, want := range tests {
+		if got := Bytes(n); got != want {
+			t.Errorf("Bytes(%d) = %q, want %q", n, got, want)
+		}
+	}
+}
+
+func TestDuration(t *testing.T) {
+	tests := map[time.Duration]string{
+		0: "0 ms", 850 * time.Millisecond: "850 ms", 999_600 * time.Microsecond: "1.0 s", 12345 * time.Millisecond: "12.3 s",
+		59_960 * time.Millisecond: "1m00s", 187 * time.Second: "3m07s", 3599_600 * time.Millisecond: "1h00m",
+		125 * time.Minute: "2h05m", 50 * time.Hour: "50h00m", -time.Second: "-1.0 s",
+	}
+	for d, want := range tests {
+		if got := Duration(d); got != want {
+			t.Errorf("Duration(%v) = %q, want %q", d, got, want)
+		}
+	}
+}
+
+func TestTableAlignsNumbersRight(t *testing.T) {
+	table := NewTable("role", "format", "tensors", "size", "took", "note")
+	table.Add("expert", "int4-grouped/64", 1234, "1.5 GB", "3m07s", "")
+	table.Add("kv_b", string(Red)+"int8-row"+reset, 5, "870.0 MB", "–", "0-3,7")
+	want := "role    format           tensors      size   took  note\n" +
+		"expert  int4-grouped/64     1234    1.5 GB  3m07s\n" +
+		"kv_b    \x1b[31mint8-row\x1b[0m               5  870.0 MB      –  0-3,7\n"
+	if got := table.String(); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	var b strings.Builder
+	if n, err := table.WriteTo(&b); err != nil || int(n) != len(want) || b.String() != want {
+		t.Errorf("WriteTo: %d bytes, %v", n, err)
+	}
+}

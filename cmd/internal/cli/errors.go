@@ -1,0 +1,251 @@
+package cli
+
+import (
+		"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"hawkmoth/format"
+)
+
+// The exit codes of every command.
+const (
+	OK          = 0
+	Failed      = 1
+	Usage       = 2
+	Unsupported = 3
+	Corrupt     = 4
+	Interrupted = 130
+)
+
+// Code is the exit code of an error and the kind that --json names. A list
+// has the code of its gravest problem.
+func Code(err error) (code int, kind string) {
+	var stopped interrupted
+	switch {
+	case err == nil:
+		return OK, "ok"
+	case errors.As(err, &stopped), errors.Is(err, context.Canceled):
+		return Interrupted, "interrupted"
+	case errors.Is(err, format.ErrUsage):
+		return Usage, "usage"
+	case errors.Is(err, format.ErrCorrupt):
+		return Corrupt, "corrupt"
+	case errors.Is(err, format.ErrIncomplete):
+		return Corrupt, "incomplete"
+	case errors.Is(err, format.ErrUnsupported):
+		return Unsupported, "unsupported"
+	case errors.Is(err, format.ErrConflict):
+		return Failed, "conflict"
+	default:
+		return Failed, "failed"
+	}
+}
+
+// interrupted is what a command returned after its context was cancelled.
+type interrupted struct{ error }
+
+func (i interrupted) Unwrap() error { return i.error }
+
+// hinted is an error with a line of advice.
+type hinted struct {
+	error
+	hint string
+}
+
+func (h hinted) Unwrap() error { return h.error }
+
+// Hint adds advice to an error, printed after it; nil stays nil.
+func Hint(err error, text string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return hinted{err, fmt.Sprintf(text, args...)}
+}
+
+func hintOf(err error) string {
+	var h hinted
+	if errors.As(err, &h) {
+		return h.hint
+	}
+	return ""
+}
+
+// usageError gives cobra's own errors the usage kind.
+func usageError(cmd *cobra.Command, err error) error {
+	if errors.Is(err, format.ErrUsage) {
+		return err
+	}
+	text, advice, _ := strings.Cut(err.Error(), "\n\n") // cobra appends "Did you mean this?"
+	text = strings.TrimSpace(text)
+	if fields := strings.Fields(advice); len(fields) > 4 && strings.HasPrefix(advice, "Did you mean") {
+		return Hint(Usagef("%s", text), "did you mean %q? %s", fields[4], seeHelp(cmd))
+	}
+	return Usagef("%s", text)
+}
+
+func seeHelp(cmd *cobra.Command) string { return fmt.Sprintf("see %q", cmd.CommandPath()+" --help") }
+
+// flagError turns the errors of the flag parser into our words, with the
+// nearest flag as a hint.
+func flagError(cmd *cobra.Command, err error) error {
+	var (
+		unknown *pflag.NotExistError
+		absent  *pflag.ValueRequiredError
+		invalid *pflag.InvalidValueError
+	)
+	switch {
+	case errors.As(err, &unknown):
+		name := unknown.GetSpecifiedName()
+		if unknown.GetSpecifiedShortnames() != "" {
+			return Usagef("unknown flag -%s", name)
+		}
+		usage := Usagef("unknown flag --%s", name)
+		if near := nearestFlag(cmd, name); near != "" {
+			return Hint(usage, "did you mean --%s? %s", near, seeHelp(cmd))
+		}
+		return usage
+	case errors.As(err, &absent):
+		return Usagef("--%s needs a value", absent.GetFlag().Name)
+	case errors.As(err, &invalid):
+		f, cause := invalid.GetFlag(), errors.Unwrap(invalid)
+		if f.Value.Type() == "bool" || strings.Contains(cause.Error(), "strconv.") {
+			cause = nil
+		}
+		return &format.Error{Kind: format.ErrUsage, What: "--" + f.Name + ": invalid value", Err: cause,
+			Found: fmt.Sprintf("%q", invalid.GetValue()), Wanted: f.Value.Type()}
+	}
+	return err
+}
+
+// nearestFlag is the flag that a misspelt one most likely meant, or "".
+func nearestFlag(cmd *cobra.Command, name string) string {
+	best, least := "", 1+max(2, len(name)/3)
+	consider := func(f *pflag.Flag) {
+		if d := distance(name, f.Name); d < least && !f.Hidden {
+			best, least = f.Name, d
+		}
+	}
+	cmd.Flags().VisitAll(consider)
+	cmd.InheritedFlags().VisitAll(consider)
+	return best
+}
+
+// distance is the number of inserted, deleted and replaced bytes between two words.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			step := diagonal
+			if a[i] != b[j] {
+				step++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(step, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// problem is an error as --json prints it.
+type problem struct {
+	Kind     string    `json:"kind"`
+	Message  string    `json:"message"`
+	Path     string    `json:"path,omitempty"`
+	Tensor   string    `json:"tensor,omitempty"`
+	Found    string    `json:"found,omitempty"`
+	Wanted   string    `json:"wanted,omitempty"`
+	Hint     string    `json:"hint,omitempty"`
+	Problems []problem `json:"problems,omitempty"`
+}
+
+// report prints an error in the form that was asked for and returns its code.
+func report(cmd *cobra.Command, err error, asJSON bool) int {
+	code, kind := Code(err)
+	hint, list := hintOf(err), flatten(err)
+	if code == Usage && hint == "" {
+		hint = seeHelp(cmd)
+	}
+	w := cmd.ErrOrStderr()
+	if asJSON {
+		p := describe(err)
+		p.Kind, p.Hint = kind, hint
+		if code == Interrupted {
+			p = problem{Kind: kind, Message: "interrupted", Hint: hint}
+		} else if len(list) > 1 {
+			p = problem{Kind: kind, Message: fmt.Sprintf("%d problems", len(list)), Hint: hint}
+			for _, e := range list {
+				p.Problems = append(p.Problems, describe(e))
+			}
+		}
+		_ = writeJSON(w, struct {
+			Error problem `json:"error"`
+			Exit  int     `json:"exit"`
+		}{p, code})
+		return code
+	}
+
+	var b strings.Builder
+	prefix := Paint(cmd, w, Red, cmd.Root().Name()+":") + " "
+	switch {
+	case code == Interrupted: // one line, whatever the command was doing
+		b.WriteString(prefix + "interrupted")
+		if hint != "" {
+			b.WriteString("; " + hint)
+		}
+		b.WriteString("\n")
+		hint = ""
+	case len(list) > 1:
+		fmt.Fprintf(&b, "%s%d problems\n", prefix, len(list))
+		for _, e := range list {
+			b.WriteString("  " + e.Error() + "\n")
+		}
+	default:
+		b.WriteString(prefix + err.Error() + "\n")
+	}
+	if hint != "" {
+		b.WriteString("hint: " + hint + "\n")
+	}
+	_, _ = io.WriteString(w, b.String())
+	return code
+}
+
+// flatten is every problem that an error holds, or the error alone.
+func flatten(err error) []error {
+	var list format.Problems
+	if !errors.As(err, &list) {
+		return []error{err}
+	}
+	var all []error
+	for _, e := range list {
+		all = append(all, flatten(e)...)
+	}
+	return all
+}
+
+func describe(err error) problem {
+	_, kind := Code(err)
+	p := problem{Kind: kind, Message: err.Error()}
+	var e *format.Error
+	if errors.As(err, &e) {
+		p.Path, p.Tensor, p.Found, p.Wanted = e.Path, e.Tensor, e.Found, e.Wanted
+	}
+	return p
+}
+
+func writeJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}

@@ -1,0 +1,77 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"sync/atomic"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+)
+
+// Progress counts bytes on the error stream: a bar with rate and remaining time
+// on a terminal, a line for each shard elsewhere, nothing with -q or --json.
+// Its methods may be called by several goroutines, and on nil.
+type Progress struct {
+	label string
+	total int64
+	done  atomic.Int64
+	bar   *progressbar.ProgressBar // nil off a terminal
+	lines io.Writer                // nil on a terminal
+}
+
+// NewProgress starts a progress of total bytes; it is nil with -q or --json.
+func NewProgress(cmd *cobra.Command, label string, total int64) *Progress {
+	if Quiet(cmd) || JSON(cmd) {
+		return nil
+	}
+	w := cmd.ErrOrStderr()
+	p := &Progress{label: label, total: total}
+	if !Terminal(w) {
+		p.lines = w
+		return p
+	}
+	p.bar = progressbar.NewOptions64(total,
+		progressbar.OptionSetWriter(w),
+		progressbar.OptionSetDescription(label),
+		progressbar.OptionShowBytes(true),
+		progressbar.OptionShowTotalBytes(true),
+		progressbar.OptionSetPredictTime(true),
+		progressbar.OptionSetWidth(24),
+		progressbar.OptionThrottle(100*time.Millisecond),
+		progressbar.OptionSetRenderBlankState(true),
+		progressbar.OptionClearOnFinish(),
+	)
+	return p
+}
+
+// Add counts n more bytes.
+func (p *Progress) Add(n int64) {
+	if p == nil {
+		return
+	}
+	p.done.Add(n)
+	if p.bar != nil {
+		_ = p.bar.Add64(n)
+	}
+}
+
+// Line names what is being done, such as a shard: a line of its own off a
+// terminal, the bar's description on one.
+func (p *Progress) Line(text string) {
+	switch {
+	case p == nil:
+	case p.bar != nil:
+		p.bar.Describe(p.label + " " + text)
+	default:
+		_, _ = fmt.Fprintf(p.lines, "%s: %s (%s of %s)\n", p.label, text, Bytes(p.done.Load()), Bytes(p.total))
+	}
+}
+
+// Done takes the bar off the screen; calling it again is harmless.
+func (p *Progress) Done() {
+	if p != nil && p.bar != nil {
+		_ = p.bar.Finish()
+	}
+}

@@ -1,0 +1,132 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Bytes writes a number of bytes in decimal units: "999 B", "1.5 GB".
+func Bytes(n int64) string {
+	v, sign := float64(n), ""
+	if n < 0 {
+		v, sign = -v, "-"
+	}
+	if v < 1000 {
+		return fmt.Sprintf("%s%.0f B", sign, v)
+	}
+	unit := 0
+	for units := "kMGTPE"; ; unit++ {
+		v /= 1000
+		if v < 999.95 || unit == len(units)-1 {
+			return fmt.Sprintf("%s%.1f %cB", sign, v, units[unit])
+		}
+	}
+}
+
+// Duration writes a time span for people: "850 ms", "12.3 s", "3m07s", "2h05m".
+func Duration(d time.Duration) string {
+	switch {
+	case d < 0:
+		return "-" + Duration(-d)
+	case d.Round(time.Millisecond) < time.Second:
+		return fmt.Sprintf("%d ms", d.Round(time.Millisecond).Milliseconds())
+	case d.Round(100*time.Millisecond) < time.Minute:
+		return fmt.Sprintf("%.1f s", d.Seconds())
+	case d.Round(time.Second) < time.Hour:
+		s := int(d.Round(time.Second).Seconds())
+		return fmt.Sprintf("%dm%02ds", s/60, s%60)
+	default:
+		m := int(d.Round(time.Minute).Minutes())
+		return fmt.Sprintf("%dh%02dm", m/60, m%60)
+	}
+}
+
+// Table is text in aligned columns. A column whose cells are numbers, with or
+// without a unit, is aligned to the right.
+type Table struct{ rows [][]string }
+
+// NewTable is a table with a head.
+func NewTable(head ...string) *Table { return &Table{[][]string{head}} }
+
+// Add appends a row; cells are written as fmt.Sprint writes them.
+func (t *Table) Add(cells ...any) {
+	row := make([]string, len(cells))
+	for i, c := range cells {
+		row[i] = fmt.Sprint(c)
+	}
+	t.rows = append(t.rows, row)
+}
+
+// String is the table as lines, each ended by a newline and without trailing spaces.
+func (t *Table) String() string {
+	var width []int
+	var right []bool
+	for i, row := range t.rows {
+		for j, cell := range row {
+			if j == len(width) {
+				width, right = append(width, 0), append(right, true)
+			}
+			width[j] = max(width[j], cellWidth(cell))
+			right[j] = right[j] && (i == 0 || numeric(cell))
+		}
+	}
+	var b strings.Builder
+	for _, row := range t.rows {
+		var line strings.Builder
+		for j, cell := range row {
+			pad := strings.Repeat(" ", width[j]-cellWidth(cell))
+			if j > 0 {
+				line.WriteString("  ")
+			}
+			if right[j] {
+				line.WriteString(pad + cell)
+			} else {
+				line.WriteString(cell + pad)
+			}
+		}
+		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+	}
+	return b.String()
+}
+
+// WriteTo writes the table's lines to w.
+func (t *Table) WriteTo(w io.Writer) (int64, error) {
+	n, err := io.WriteString(w, t.String())
+	return int64(n), err
+}
+
+// numeric accepts a number or a duration with at most one unit after it, and
+// the marks for "none".
+func numeric(cell string) bool {
+	f := strings.Fields(plain(cell))
+	if len(f) == 0 {
+		return true
+	}
+	if len(f) == 1 && (f[0] == "-" || f[0] == "–") {
+		return true
+	}
+	word := strings.ReplaceAll(strings.TrimSuffix(f[0], "%"), ",", "")
+	_, err := strconv.ParseFloat(word, 64)
+	if err != nil {
+		_, err = time.ParseDuration(word)
+	}
+	return err == nil && len(f) <= 2
+}
+
+func cellWidth(cell string) int { return utf8.RuneCountInString(plain(cell)) }
+
+// plain is a cell without the sequences of Paint.
+func plain(cell string) string {
+	for {
+		before, rest, found := strings.Cut(cell, "\x1b[")
+		if !found {
+			return cell
+		}
+		_, after, _ := strings.Cut(rest, "m")
+		cell = before + after
+	}
+}
