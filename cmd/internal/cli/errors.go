@@ -1,7 +1,7 @@
 package cli
 
 import (
-		"context"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
