@@ -1,0 +1,75 @@
+package kernel
+
+import (
+	"math"
+
+	"hawkmoth/format"
+)
+
+// Block is the number of activations that share one scale and whose products
+// are summed exactly.
+const Block = 64
+
+// Activation is a vector x[N] rounded to integers, one scale a block:
+// x_i ≈ Q_i · Scale[i/Block].
+type Activation struct {
+	N, Bits int
+	Q       []int16 // padded with zeros to a multiple of Block
+	Scale   []float32
+}
+
+// minScale keeps zero and tiny blocks from dividing by zero.
+const minScale float32 = 1e-8
+
+// ActivationBits is the width to which the activations of a format's matrices
+// are rounded: 12 for int8 weights, 8 for narrower ones, 0 for float weights,
+// which take float32.
+func ActivationBits(id format.ID) int { return layouts[id].bits }
+
+// Quantize rounds x to integers of the given width (8 or 12) with
+// Scale[b] = max(max|x|/Q, 1e-8) and Q = 127 or 2047, and reuses a's memory.
+//
+// A block that holds a NaN or an infinity gets the scale NaN, so that every
+// product with it is NaN and cannot pass for a number.
+func (a *Activation) Quantize(x []float32, bits int) {
+	blocks := (len(x) + Block - 1) / Block
+	a.N, a.Bits = len(x), bits
+	a.Q = grow(a.Q, blocks*Block)
+	a.Scale = grow(a.Scale, blocks)
+	limit := float32(int(1)<<(bits-1) - 1)
+	for b := range blocks {
+		q := a.Q[b*Block:][:Block]
+		xs := x[b*Block : min((b+1)*Block, len(x))]
+		var top uint32 // magnitudes compare as integers, NaN above all
+		for _, v := range xs {
+			top = max(top, math.Float32bits(v)&0x7fffffff)
+		}
+		if top >= 0x7f800000 {
+			clear(q)
+			a.Scale[b] = float32(math.NaN())
+			continue
+		}
+		s := max(math.Float32frombits(top)/limit, minScale)
+		a.Scale[b] = s
+		for i, v := range xs {
+			q[i] = int16(math.Float32bits(v/s + roundShift)) // the low bits are the integer
+		}
+		clear(q[len(xs):])
+	}
+}
+
+// grow is s with length n, in new memory only if it does not fit.
+func grow[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	return s[:n]
+}
+
+// Scratch is the working memory of one goroutine. The zero value is ready.
+type Scratch struct {
+	codes []int8
+	row   []float32
+	chunk []float32
+	ids   []int32
+}
