@@ -3,6 +3,8 @@ package quantize
 import (
 	"encoding/binary"
 	"math"
+
+	"github.com/x448/float16"
 )
 
 // Plain little-endian floats: f32, bf16 (the upper half of an f32) and f16
@@ -57,18 +59,9 @@ func F32ToBF16(dst []byte, src []float32) {
 
 // F16ToF32 widens len(dst) little-endian binary16.
 func F16ToF32(dst []float32, src []byte) {
-	// Read as an f32 the shifted bits are the value times 2⁻¹¹², which the
-	// product undoes exactly, for subnormals too.
-	const unscale = 1 << 112
 	src = src[:2*len(dst)]
 	for i := range dst {
-		h := uint32(binary.LittleEndian.Uint16(src[2*i:]))
-		x := math.Float32frombits(h&0x7fff<<13) * unscale
-		b := math.Float32bits(x) | h&0x8000<<16
-		if h&0x7c00 == 0x7c00 {
-			b |= 0x7f800000
-		}
-		dst[i] = math.Float32frombits(b)
+		dst[i] = float16.Frombits(binary.LittleEndian.Uint16(src[2*i:])).Float32()
 	}
 }
 
@@ -77,23 +70,6 @@ func F16ToF32(dst []float32, src []byte) {
 func F32ToF16(dst []byte, src []float32) {
 	dst = dst[:2*len(src)]
 	for i, x := range src {
-		binary.LittleEndian.PutUint16(dst[2*i:], f16bits(x))
-	}
-}
-
-func f16bits(x float32) uint16 {
-	b := math.Float32bits(x)
-	sign := uint16(b >> 16 & 0x8000)
-	b &= 0x7fffffff
-	switch {
-	case b > 0x7f800000:
-		return sign | 0x7e00 | uint16(b>>13&0x3ff)
-	case b >= 0x477ff000: // 65520, halfway between the largest f16 and 2¹⁶
-		return sign | 0x7c00
-	case b < 0x38800000: // 2⁻¹⁴: at ½ the last bit of an f32 counts 2⁻²⁴, the f16 subnormal step
-		return sign | uint16(math.Float32bits(math.Float32frombits(b)+0.5))
-	default:
-		b += 0xfff + b>>13&1
-		return sign | uint16(b>>13-(127-15)<<10)
+		binary.LittleEndian.PutUint16(dst[2*i:], float16.Fromfloat32(x).Bits())
 	}
 }
