@@ -2,7 +2,10 @@ package format
 
 import (
 	"errors"
+	"io/fs"
+	"os"
 	"strings"
+	"syscall"
 )
 
 // The kinds of failure that callers tell apart with errors.Is; cmd/internal/cli
@@ -80,4 +83,37 @@ func (p Problems) Err() error {
 		return nil
 	}
 	return p
+}
+
+// causes are the operating system's usual refusals in words; the words of
+// ENOENT and ENOTDIR speak of the directory, since the file is ours to make.
+var causes = []struct {
+	err  error
+	what string
+}{
+	{syscall.ENOSPC, "disk is full"},
+	{syscall.EROFS, "read-only file system"},
+	{fs.ErrPermission, "not permitted"},
+	{syscall.ENOTDIR, "a part of the path is a file, not a directory"},
+	{fs.ErrNotExist, "no such file or directory"},
+}
+
+// fileError names a failed file operation. The path is said once, so the
+// wrapping of os is taken off; errors.Is still finds the cause.
+func fileError(path, what string, err error) error {
+	var pe *fs.PathError
+	var le *os.LinkError
+	switch {
+	case errors.As(err, &pe):
+		err = pe.Err
+	case errors.As(err, &le):
+		err = le.Err
+	}
+	for _, c := range causes {
+		if errors.Is(err, c.err) {
+			what += ": " + c.what
+			break
+		}
+	}
+	return &Error{Path: path, What: what, Err: err}
 }
