@@ -8,10 +8,13 @@ import (
 // orderKey maps a float32 to an integer of the same order; −0 equals +0, and a
 // NaN is below everything.
 func orderKey(x float32) uint32 {
-	if x != x {
+	b := math.Float32bits(x)
+	switch {
+	case x != x:
 		return 0
+	case x == 0:
+		b = 0
 	}
-	b := math.Float32bits(x + 0) // −0 + 0 = +0
 	return b ^ (uint32(int32(b)>>31) | 1<<31)
 }
 
