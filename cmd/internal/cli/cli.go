@@ -78,7 +78,7 @@ func Execute(ctx context.Context, root *cobra.Command, args []string) int {
 	run, ran := err.(runError)
 	switch {
 	case ran && ctx.Err() != nil:
-		err = interrupted{run.error}
+		err = interrupted(run)
 	case ran:
 		err = run.error
 	default:
