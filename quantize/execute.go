@@ -1,0 +1,367 @@
+package quantize
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"hawkmoth/format"
+)
+
+// ExecuteOptions are the knobs of an execution; none of them changes a byte.
+type ExecuteOptions struct {
+	Threads   int  // 0 is one a processor
+	Overwrite bool // replace what another job left in the directory
+	// Progress, if set, is told of source bytes that are done, by any goroutine.
+	Progress func(bytes int64)
+	// Shard, if set, is told of each shard before it is written, or that it is
+	// kept from an earlier run.
+	Shard func(name string, kept bool)
+}
+
+// Result is what an execution did.
+type Result struct {
+	Written, Kept int // shards
+}
+
+// Execute writes the container of a plan into a directory, which it creates if
+// its parent exists. It decides nothing: every byte follows from the plan.
+//
+// A finished shard appears under its name only when it is complete and durable,
+// the index last. Cancelled or killed at any point, the next Execute of the
+// same plan continues after the last finished shard and gives the same bytes.
+// If not one shard was finished, nothing that this run made is left.
+func Execute(ctx context.Context, p *Plan, dir string, o ExecuteOptions) (*Result, error) {
+	d, err := Examine(p, dir, o.Overwrite)
+	if err != nil {
+		return nil, err
+	}
+	if d.Complete {
+		return &Result{Kept: len(p.Shards)}, nil
+	}
+	if o.Threads < 1 {
+		o.Threads = goruntime.GOMAXPROCS(0)
+	}
+	j := &job{plan: p, dst: d, opts: o}
+	if !d.Exists {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return nil, &format.Error{Path: dir, What: "cannot be created", Err: err}
+		}
+	}
+	locked, err := lock(dir)
+	if err != nil {
+		return nil, &format.Error{Kind: format.ErrConflict, Path: dir, What: "another conversion is writing here", Err: err}
+	}
+	defer func() { _ = locked.Close() }()
+	err = j.run(ctx)
+	if err == nil {
+		return &j.result, nil
+	}
+	if len(d.manifest.Shards) == 0 && !d.recorded && !d.replaces {
+		for _, name := range []string{ManifestName} {
+			if rerr := os.Remove(filepath.Join(dir, name)); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
+				err = errors.Join(err, rerr)
+			}
+		}
+		if !d.Exists {
+			_ = os.Remove(dir) // fails if somebody else put something there
+		}
+	}
+	return nil, err
+}
+
+type job struct {
+	plan   *Plan
+	dst    *Destination
+	opts   ExecuteOptions
+	result Result
+}
+
+func (j *job) path(name string) string { return filepath.Join(j.dst.Dir, name) }
+
+func (j *job) run(ctx context.Context) error {
+	p, m := j.plan, j.dst.manifest
+	if err := j.sweep(); err != nil {
+		return err
+	}
+	if !j.dst.recorded && !j.dst.replaces {
+		if err := m.write(j.dst.Dir); err != nil {
+			return err
+		}
+	}
+	m.Shards = m.Shards[:0]
+	for i, s := range p.Shards {
+		if j.dst.Kept[i] {
+			m.Shards = append(m.Shards, FinishedShard{s.Name, s.Size})
+		}
+	}
+	for i := range p.Shards {
+		if err := j.shard(ctx, i); err != nil {
+			return err
+		}
+	}
+	for _, name := range m.Replaces {
+		if err := os.Remove(j.path(name)); err != nil && !absent(err) {
+			return err
+		}
+	}
+	if len(p.Shards) == 0 || m.Replaces != nil {
+		m.Replaces = nil
+		if err := m.write(j.dst.Dir); err != nil {
+			return err
+		}
+	}
+	for _, f := range p.Files {
+		data, err := p.snap.ReadJSONFile(f.Name)
+		if err != nil {
+			return err
+		}
+		if err := format.WriteFileAtomic(j.path(f.Name), data); err != nil {
+			return err
+		}
+	}
+	return j.index()
+}
+
+// sweep removes what a killed run left half written.
+func (j *job) sweep() error {
+	entries, err := os.ReadDir(j.dst.Dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		base, temp := strings.CutSuffix(e.Name(), ".tmp")
+		if temp && (j.plan.owns(base) || shardName.MatchString(base)) {
+			if err := os.Remove(j.path(e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// shard writes one shard, unless an earlier run did.
+func (j *job) shard(ctx context.Context, i int) error {
+	s := &j.plan.Shards[i]
+	if j.opts.Shard != nil {
+		j.opts.Shard(s.Name, j.dst.Kept[i])
+	}
+	if j.dst.Kept[i] {
+		j.result.Kept++
+		j.progress(s.Source)
+		return nil
+	}
+	w, err := format.Create(j.path(s.Name), s.Entries, s.Meta)
+	if err != nil {
+		return err
+	}
+	if err := j.fill(ctx, w, s); err != nil {
+		return errors.Join(err, w.Abort())
+	}
+	if j.dst.replaces {
+		if err := j.takeOver(); err != nil {
+			return errors.Join(err, w.Abort())
+		}
+	}
+	if err := w.Commit(); err != nil {
+		return err
+	}
+	j.result.Written++
+	m := j.dst.manifest
+	m.Shards = append(m.Shards, FinishedShard{s.Name, s.Size})
+	slices.SortFunc(m.Shards, func(a, b FinishedShard) int { return strings.Compare(a.Name, b.Name) })
+	return m.write(j.dst.Dir)
+}
+
+// takeOver makes the directory this job's just before its first shard is named:
+// until then the old container is whole, from then on no index claims that the
+// mixture is one.
+func (j *job) takeOver() error {
+	if err := os.Remove(j.path(indexName)); err != nil && !absent(err) {
+		return err
+	}
+	j.dst.replaces = false
+	return j.dst.manifest.write(j.dst.Dir)
+}
+
+// index writes the map from tensors to shards, which says that all is done.
+func (j *job) index() error {
+	var index struct {
+		Metadata struct {
+			TotalSize int64 `json:"total_size"`
+		} `json:"metadata"`
+		WeightMap map[string]string `json:"weight_map"`
+	}
+	index.WeightMap = map[string]string{}
+	for _, s := range j.plan.Shards {
+		for i := range s.Items {
+			index.Metadata.TotalSize += s.Items[i].Bytes()
+		}
+		for _, e := range s.Entries {
+			index.WeightMap[e.Name] = s.Name
+		}
+	}
+	data, err := json.MarshalIndent(index, "", "  ")
+	if err != nil {
+		return err
+	}
+	return format.WriteFileAtomic(j.path(indexName), append(data, '\n'))
+}
+
+func (j *job) progress(n int64) {
+	if j.opts.Progress != nil {
+		j.opts.Progress(n)
+	}
+}
+
+// fill converts the tensors of a shard block by block. Each goroutine reads,
+// encodes and writes blocks of its own, so that reading, computing and writing
+// overlap while no more than a few blocks are in memory.
+func (j *job) fill(ctx context.Context, w *format.Writer, s *OutShard) error {
+	return eachBlock(ctx, s.Items, j.opts.Threads, func() func(block) error {
+		var c converter
+		return func(b block) error {
+			if err := c.convert(w, b); err != nil {
+				return err
+			}
+			j.progress(b.sourceBytes())
+			return nil
+		}
+	})
+}
+
+// block is some rows of an item.
+type block struct {
+	item      *Item
+	row, rows int
+	index     int // of the block among all of one call
+}
+
+// sourceBytes is the block's share of the item's bytes; the shares of an item
+// add up to its bytes.
+func (b block) sourceBytes() int64 {
+	total, rows := b.item.Source.Bytes(), int64(b.item.Spec.Rows)
+	return total*int64(b.row+b.rows)/rows - total*int64(b.row)/rows
+}
+
+// blockWeights is the number of weights of a block, 4 MB as float32.
+const blockWeights = 1 << 20
+
+// blocks cuts items into blocks of whole rows; those of FP8 begin at multiples
+// of 128 rows.
+func blocks(items []Item) []block {
+	var all []block
+	for i := range items {
+		it := &items[i]
+		if it.Params() == 0 {
+			continue
+		}
+		rows := max(1, blockWeights/it.Spec.Cols)
+		if step := max(it.Spec.Format.Info().BlockRows, 1); step > 1 {
+			rows = (rows + step - 1) / step * step
+		}
+		for row := 0; row < it.Spec.Rows; row += rows {
+			all = append(all, block{it, row, min(rows, it.Spec.Rows-row), len(all)})
+		}
+	}
+	return all
+}
+
+// eachBlock hands the blocks of the items to goroutines, each with a function
+// of its own from start, and stops at the first error.
+func eachBlock(ctx context.Context, items []Item, threads int, start func() func(block) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	queue := make(chan block)
+	g.Go(func() error {
+		defer close(queue)
+		for _, b := range blocks(items) {
+			select {
+			case queue <- b:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return nil
+	})
+	for range threads {
+		g.Go(func() error {
+			do := start()
+			for b := range queue {
+				if err := do(b); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// converter is the memory of one goroutine.
+type converter struct {
+	source SourceBuffer
+	w      []float32
+	code   []byte
+	scales []float32
+	bytes  []byte
+}
+
+func (c *converter) convert(out *format.Writer, b block) error {
+	it, spec := b.item, b.item.Spec
+	spec.Rows = b.rows
+	m := Matrix{Spec: spec, W: grow(&c.code, int(spec.Bytes()))}
+	if it.PassThrough {
+		if err := it.Source.ReadCodes(b.row, b.rows, m.W); err != nil {
+			return err
+		}
+		grid, err := it.Source.ReadScales()
+		if err != nil {
+			return err
+		}
+		m.S = grid[b.row/fp8Block*spec.ScaleCols():][:spec.Scales()]
+	} else {
+		codec, err := CodecFor(spec.Format)
+		if err != nil {
+			return err
+		}
+		w := grow(&c.w, b.rows*spec.Cols)
+		if err := it.Source.ReadRows(&c.source, b.row, b.rows, w); err != nil {
+			return err
+		}
+		if it.Packed() {
+			m.S = grow(&c.scales, int(spec.Scales()))
+		}
+		codec.Encode(m, 0, b.rows, w)
+	}
+	if err := out.WriteAt(it.Want.Name, m.W, b.codesAt()); err != nil || !it.Packed() {
+		return err
+	}
+	bytes := grow(&c.bytes, 4*len(m.S))
+	F32ToBytes(bytes, m.S)
+	return out.WriteAt(it.Want.Name+format.ScaleSuffix, bytes, b.scalesAt())
+}
+
+// codesAt and scalesAt are the offsets in bytes of the block's codes and scales
+// in the item's two tensors.
+func (b block) codesAt() int64 { return int64(b.row) * int64(b.item.Spec.RowBytes()) }
+
+func (b block) scalesAt() int64 {
+	s := b.item.Spec
+	return 4 * int64(b.row/max(s.Format.Info().BlockRows, 1)) * int64(s.ScaleCols())
+}
+
+// grow gives n elements of memory that is used again and again.
+func grow[T any](buf *[]T, n int) []T {
+	if cap(*buf) < n {
+		*buf = make([]T, n)
+	}
+	return (*buf)[:n]
+}

@@ -1,0 +1,434 @@
+package quantize
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+
+	"hawkmoth/format"
+)
+
+// Item is one tensor of a plan: where it comes from and what it becomes.
+type Item struct {
+	Want   Want
+	Source *Source
+	// Spec is what is written. A tensor without rows to quantise is one row of
+	// plain floats.
+	Spec format.Spec
+	// PassThrough says that the source's FP8 codes and scales go through unchanged.
+	PassThrough bool
+	// Instead says why the format has another name than the recipe asked for.
+	Instead string
+}
+
+// Params is the number of weights.
+func (it *Item) Params() int64 { return int64(it.Spec.Rows) * int64(it.Spec.Cols) }
+
+// Bytes is what the tensor and its scales take in the container.
+func (it *Item) Bytes() int64 { return it.Spec.Bytes() + it.Spec.ScaleBytes() }
+
+// Packed says whether the tensor is written as codes and scales.
+func (it *Item) Packed() bool { return it.Spec.Format.Info().Packed }
+
+// role is the role under which reports count the item: the MTP block's
+// matrices are one row.
+func (it *Item) role() Role {
+	if it.Want.MTP && it.Want.Matrix() && !slices.Contains(exactRoles, it.Want.Role) {
+		return MTP
+	}
+	return it.Want.Role
+}
+
+func (it *Item) entries() []format.Entry {
+	if !it.Packed() {
+		return []format.Entry{{Name: it.Want.Name, DType: it.Spec.Format.Info().DType, Shape: it.Want.Shape}}
+	}
+	return []format.Entry{
+		{Name: it.Want.Name, DType: format.DTypeU8, Shape: []int{int(it.Spec.Bytes())}},
+		{Name: it.Want.Name + format.ScaleSuffix, DType: format.DTypeF32, Shape: []int{int(it.Spec.Scales())}},
+	}
+}
+
+// fp8ScaleSuffix names the tensor with the scales of an FP8 matrix.
+const fp8ScaleSuffix = "_scale_inv"
+
+// FileCopy is a file that goes into the container as it is.
+type FileCopy struct {
+	Name string
+	Size int64
+}
+
+// companions are the files beside the weights and what is lost without them;
+// those with nothing to lose are copied where they exist.
+var companions = []struct{ name, lost string }{
+	{"config.json", "the container cannot be loaded"},
+	{"tokenizer.json", "the container takes token ids only, no text"},
+	{"tokenizer_config.json", "the tokenizer's defaults and chat template are unknown"},
+	{"generation_config.json", "the stop tokens come from config.json and the tokenizer alone"},
+	{"chat_template.jinja", ""}, {"chat_template.json", ""}, {"special_tokens_map.json", ""}, {"added_tokens.json", ""},
+	{"vocab.json", ""}, {"merges.txt", ""}, {"tokenizer.model", ""}, {"LICENSE", ""},
+}
+
+// PlanOptions are the consents and limits of a plan.
+type PlanOptions struct {
+	MaxShard       int64 // bytes of a shard; 0 is DefaultMaxShard
+	AllowAmbiguous bool  // write what only its stamp tells from another format
+	AllowBigger    bool  // quantise even if that makes nothing smaller
+}
+
+// DefaultMaxShard is the size at which a shard is full, in bytes.
+const DefaultMaxShard = 5_000_000_000
+
+// Plan is everything that a conversion will do, decided from headers alone.
+type Plan struct {
+	Recipe   *Recipe
+	Options  PlanOptions
+	Items    []Item // in reading order
+	Shards   []OutShard
+	Files    []FileCopy
+	Dropped  []string // known tensors that the recipe leaves out
+	Warnings []string
+
+	snap *format.Snapshot
+}
+
+// NewPlan decides a conversion of the tensors that an architecture wants,
+// without reading a weight. It returns every problem of the whole job at once.
+func NewPlan(snap *format.Snapshot, wants []Want, recipe *Recipe, opts PlanOptions) (*Plan, error) {
+	if opts.MaxShard == 0 {
+		opts.MaxShard = DefaultMaxShard
+	}
+	p := &planner{Plan: Plan{Recipe: recipe, Options: opts, Warnings: slices.Clone(snap.Warnings), snap: snap}}
+	if snap.Converted() {
+		return nil, &format.Error{Kind: format.ErrUsage, Path: snap.Dir, What: "is a converted container already",
+			Wanted: "the original checkpoint, or --overlay's base for a change of some tensors"}
+	}
+	if opts.MaxShard < 0 {
+		p.fail(format.ErrUsage, "", "largest shard", fmt.Sprint(opts.MaxShard), "a number of bytes above 0")
+	}
+	p.items(wants)
+	p.unknown(wants)
+	p.ambiguous()
+	p.sizes()
+	p.mtp(wants)
+	p.files()
+	if err := p.problems.Err(); err != nil {
+		return nil, err
+	}
+	p.layOut()
+	return &p.Plan, nil
+}
+
+type planner struct {
+	Plan
+	problems format.Problems
+}
+
+func (p *planner) fail(kind error, tensor, what, found, wanted string) {
+	p.problems = append(p.problems, &format.Error{Kind: kind, Path: p.snap.Dir, Tensor: tensor, What: what, Found: found, Wanted: wanted})
+}
+
+func (p *planner) warn(text string, args ...any) {
+	p.Warnings = append(p.Warnings, fmt.Sprintf(text, args...))
+}
+
+// sourceOf is the tensor that holds a wanted one, itself or fused; nil if absent.
+func sourceOf(snap *format.Snapshot, w Want) *format.Tensor {
+	if t := snap.Tensor(w.Name); t != nil || w.Fused == "" {
+		return t
+	}
+	return snap.Tensor(w.Fused)
+}
+
+// items decides every wanted tensor.
+func (p *planner) items(wants []Want) {
+	var missing []Want
+	used := map[*Override]int{}
+	refused := map[*Override][]string{}
+	census := map[format.DType]*unsupported{}
+	for _, w := range wants {
+		choice, override := p.Recipe.Choose(w)
+		t := sourceOf(p.snap, w)
+		if override != nil && (t != nil || !w.Optional) {
+			used[override]++
+		}
+		switch {
+		case choice.Drop:
+			if t != nil {
+				p.Dropped = append(p.Dropped, w.Name)
+			}
+			continue
+		case t == nil:
+			if !w.Optional {
+				missing = append(missing, w)
+			}
+			continue
+		case w.Tied != "":
+			p.warn("%s is there although the embeddings are tied: it is converted and used", w.Name)
+		}
+		source, err := OpenSource(p.snap, w)
+		switch {
+		case errors.Is(err, format.ErrUnsupported):
+			if census[t.DType] == nil {
+				census[t.DType] = &unsupported{example: err}
+			}
+			census[t.DType].names = append(census[t.DType].names, w.Name)
+			continue
+		case err != nil:
+			p.problems = append(p.problems, err)
+			continue
+		}
+		if override != nil && choice.Format.Info().Packed && (!w.Matrix() || slices.Contains(exactRoles, w.Role)) {
+			refused[override] = append(refused[override], w.Name)
+			continue
+		}
+		p.Items = append(p.Items, newItem(w, source, choice))
+	}
+	p.missing(wants, missing)
+	for _, dtype := range slices.Sorted(maps.Keys(census)) {
+		u := census[dtype]
+		p.problems = append(p.problems, &format.Error{Kind: format.ErrUnsupported, Path: p.snap.Dir,
+			What: fmt.Sprintf("%d tensors of dtype %s, such as", len(u.names), dtype), Err: u.example})
+	}
+	for i := range p.Recipe.Overrides {
+		o := &p.Recipe.Overrides[i]
+		if names := refused[o]; len(names) > 0 {
+			p.fail(format.ErrUsage, "", "override "+o.String()+" would quantise what must stay exact: "+strings.Join(Collapse(names), ", "),
+				"", "a pattern for other matrices, or f32, bf16 or f16")
+		}
+		if used[o] == 0 {
+			p.unmatched(o, wants)
+		}
+	}
+}
+
+type unsupported struct {
+	names   []string
+	example error
+}
+
+func newItem(w Want, source *Source, c Choice) Item {
+	it := Item{Want: w, Source: source, Spec: format.Spec{Format: c.Format, Rows: source.Rows, Cols: source.Cols, Group: c.Group}}
+	if plain := it.Spec.Canonical(); plain != it.Spec {
+		it.Spec = plain
+		it.Instead = fmt.Sprintf("a row of %d columns has one group: the same bytes as %s", source.Cols, c)
+	}
+	it.PassThrough = c.Format == format.FP8 && source.DType == format.DTypeFP8
+	return it
+}
+
+// unmatched reports an override that decided nothing.
+func (p *planner) unmatched(o *Override, wants []Want) {
+	var names []string
+	matched := 0
+	for _, w := range wants {
+		if sourceOf(p.snap, w) == nil {
+			continue
+		}
+		names = append(names, w.Name)
+		if o.Match.MatchString(w.Name) {
+			matched++
+		}
+	}
+	switch {
+	case matched > 0:
+		p.fail(format.ErrUsage, "", "override "+o.String(), fmt.Sprintf("%d tensors that the recipe leaves out or a later override decides", matched), "a tensor that it decides")
+	default:
+		p.fail(format.ErrUsage, "", "override "+o.String()+" matches no tensor", "", "such as "+strings.Join(nearest(o.Match.String(), names, 3), ", "))
+	}
+}
+
+// missing reports absent tensors: whole layers as ranges, the rest by name.
+func (p *planner) missing(wants, missing []Want) {
+	if len(missing) == 0 {
+		return
+	}
+	present, all := map[int]bool{}, map[int]bool{}
+	for _, w := range wants {
+		if w.Layer >= 0 && !w.MTP {
+			all[w.Layer] = true
+			present[w.Layer] = present[w.Layer] || sourceOf(p.snap, w) != nil
+		}
+	}
+	gaps := map[int]bool{}
+	var names []string
+	for _, w := range missing {
+		if w.Layer >= 0 && !present[w.Layer] {
+			gaps[w.Layer] = true
+		} else {
+			names = append(names, w.Name)
+		}
+	}
+	if len(gaps) > 0 {
+		p.fail(format.ErrIncomplete, "", "layers "+Ranges(slices.Collect(maps.Keys(gaps)))+" are absent: an incomplete download, or config.json of another model",
+			fmt.Sprintf("%d layers", len(all)-len(gaps)), fmt.Sprintf("%d", len(all)))
+	}
+	for _, line := range Collapse(names) {
+		p.fail(format.ErrIncomplete, line, "missing: an incomplete download, or config.json of another model", "", "")
+	}
+}
+
+// unknown reports tensors that no part of the architecture reads, and FP8
+// scales without a weight.
+func (p *planner) unknown(wants []Want) {
+	known := map[string]bool{}
+	last := -1
+	for _, w := range wants {
+		known[w.Name] = true
+		if w.Fused != "" {
+			known[w.Fused] = true
+		}
+		last = max(last, w.Layer)
+	}
+	var strangers, beyond, orphans, ignored []string
+	for _, name := range p.snap.Names() {
+		base, scale := strings.CutSuffix(name, fp8ScaleSuffix)
+		switch t := p.snap.Tensor(base); {
+		case known[name]:
+		case scale && t != nil && t.DType == format.DTypeFP8:
+		case scale:
+			orphans = append(orphans, name)
+		case strings.HasSuffix(name, ".rotary_emb.inv_freq"): // computed from config.json
+			ignored = append(ignored, name)
+		case layerOf(name) > last:
+			beyond = append(beyond, name)
+		default:
+			strangers = append(strangers, name)
+		}
+	}
+	for _, list := range []struct {
+		names []string
+		what  string
+	}{{orphans, "scales without an FP8 weight are left out: %s"}, {ignored, "left out, computed from config.json: %s"}} {
+		if len(list.names) > 0 {
+			p.warn(list.what, strings.Join(Collapse(list.names), ", "))
+		}
+	}
+	for _, line := range Collapse(strangers) {
+		p.fail(format.ErrUnsupported, line, "not a tensor of this architecture", "", "")
+	}
+	for _, line := range Collapse(beyond) {
+		p.fail(format.ErrUnsupported, line, "behind the last layer that config.json announces: an MTP block needs num_nextn_predict_layers", "", "")
+	}
+}
+
+// layerOf is N of "…layers.N.…", or -1.
+func layerOf(name string) int {
+	_, rest, _ := strings.Cut(name, "layers.")
+	n := -1
+	if _, err := fmt.Sscanf(rest, "%d.", &n); err != nil {
+		return -1
+	}
+	return n
+}
+
+// ambiguous refuses what a reader without stamps takes for another format.
+func (p *planner) ambiguous() {
+	type pair struct {
+		what, other string
+		expert      bool
+	}
+	found := map[pair][]string{}
+	var order []pair
+	for i := range p.Items {
+		it := &p.Items[i]
+		other, yes := format.Ambiguous(it.Spec)
+		if !yes || !it.Packed() {
+			continue
+		}
+		expert := it.Want.Role == Expert && it.Spec.Format == format.FP8 // colibri reads experts without their stamps
+		if p.Options.AllowAmbiguous && !expert {
+			continue
+		}
+		what := fmt.Sprintf("%s with rows of %d columns", it.Spec.Name(), it.Spec.Cols)
+		if it.Spec.Format == format.FP8 {
+			what = it.Spec.String()
+		}
+		k := pair{what, other.Name(), expert}
+		if found[k] == nil {
+			order = append(order, k)
+		}
+		found[k] = append(found[k], it.Want.Name)
+	}
+	for _, k := range order {
+		wanted := "another format or group size, or --allow-ambiguous to rely on the stamp"
+		if k.expert {
+			wanted = "another format: stamps of routed experts are not read everywhere"
+		}
+		p.fail(format.ErrUsage, "", fmt.Sprintf("%s is taken for %s where stamps are not read: %s", k.what, k.other, strings.Join(Collapse(found[k]), ", ")), "", wanted)
+	}
+}
+
+// sizes refuses a quantisation that makes nothing smaller and warns of one
+// that leaves much as it was.
+func (p *planner) sizes() {
+	var in, out, params, packed int64
+	for i := range p.Items {
+		it := &p.Items[i]
+		params += it.Params()
+		if !it.Packed() {
+			continue
+		}
+		packed += it.Params()
+		if !it.PassThrough {
+			in += it.Source.Bytes()
+			out += it.Bytes()
+		}
+	}
+	if out >= in && in > 0 && !p.Options.AllowBigger {
+		p.fail(format.ErrUsage, "", "the quantised tensors would not be smaller than the source", fmt.Sprintf("%d bytes", out),
+			fmt.Sprintf("less than %d, or --allow-bigger", in))
+	}
+	if packed > 0 && float64(packed) < 0.9*float64(params) {
+		p.warn("only %.1f %% of the parameters are quantised", 100*float64(packed)/float64(params))
+	}
+}
+
+// mtp says what is known to go wrong with multi-token-prediction blocks.
+func (p *planner) mtp(wants []Want) {
+	var low, absent []string
+	present := 0
+	for _, w := range wants {
+		if c, _ := p.Recipe.Choose(w); !w.MTP || c.Drop || w.Role == Embed || w.Role == Head || w.Role == Indexer {
+			continue
+		}
+		if sourceOf(p.snap, w) == nil {
+			absent = append(absent, w.Name)
+		} else {
+			present++
+		}
+	}
+	switch {
+	case present == 0 && len(absent) > 0:
+		p.warn("the checkpoint has no MTP block, though config.json announces one")
+	case len(absent) > 0:
+		p.warn("the MTP block is incomplete and of no use: missing %s", strings.Join(Collapse(absent), ", "))
+	}
+	for i := range p.Items {
+		it := &p.Items[i]
+		if f := it.Spec.Format; it.Want.MTP && it.Instead == "" && (f == format.Int4Row || f == format.Int2Row) {
+			low = append(low, it.Want.Name)
+		}
+	}
+	if len(low) > 0 {
+		p.warn("the MTP block gets one scale a row at 4 bits or fewer, which rounds whole halves of eh_proj to zero: its drafts will hardly ever be accepted (int8-row or int4-grouped keep it alive): %s", strings.Join(Collapse(low), ", "))
+	}
+}
+
+// files lists the companions, and what their absence costs.
+func (p *planner) files() {
+	for _, c := range companions {
+		data, err := p.snap.ReadJSONFile(c.name)
+		switch {
+		case err == nil:
+			p.Files = append(p.Files, FileCopy{c.name, int64(len(data))})
+		case !errors.Is(err, fs.ErrNotExist):
+			p.problems = append(p.problems, err)
+		case c.lost != "":
+			p.warn("%s is missing beside the checkpoint: %s", c.name, c.lost)
+		}
+	}
+}
