@@ -1,0 +1,208 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"hawkmoth/cmd/internal/cli"
+	"hawkmoth/format"
+	"hawkmoth/runtime"
+)
+
+type generateFlags struct {
+	modelFlags
+	prompt, file      string
+	max               int
+	seed              int64
+	sampler           runtime.SamplerOptions
+	prof, fingerprint bool
+}
+
+func (g *generateFlags) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVarP(&g.prompt, "prompt", "p", "", `text to continue; "-" reads standard input`)
+	f.StringVarP(&g.file, "file", "f", "", "file with the text to continue")
+	f.IntVarP(&g.max, "max-tokens", "n", 128, "tokens to generate at most")
+	f.IntVar(&g.max, "predict", 128, "the same as --max-tokens")
+	_ = f.MarkHidden("predict")
+	f.Float64Var(&g.sampler.Temp, "temp", 0, "temperature; 0 always takes the most likely token")
+	f.IntVar(&g.sampler.TopK, "top-k", 0, "sample among the K most likely tokens; 0 = all")
+	f.Float64Var(&g.sampler.TopP, "top-p", 1, "sample among the most likely tokens that hold this share of the probability")
+	f.Float64Var(&g.sampler.MinP, "min-p", 0, "drop tokens less likely than this share of the most likely one")
+	f.Float64Var(&g.sampler.RepeatPenalty, "repeat-penalty", 1, "divide the logits of tokens that were seen; 1 = off")
+	f.Int64VarP(&g.seed, "seed", "s", -1, "seed of the sampler; -1 draws one and prints it")
+	f.BoolVar(&g.prof, "prof", false, "report where the time went")
+	f.BoolVar(&g.fingerprint, "fingerprint", false, "print a hash of the logits of every token")
+	cmd.MarkFlagsMutuallyExclusive("prompt", "file")
+	g.modelFlags.register(cmd)
+}
+
+// text is the prompt from wherever it comes.
+func (g *generateFlags) text(cmd *cobra.Command) (string, error) {
+	var data []byte
+	var err error
+	switch {
+	case g.file != "":
+		data, err = os.ReadFile(g.file)
+	case g.prompt == "-", !cmd.Flags().Changed("prompt") && !cli.Terminal(cmd.InOrStdin()):
+		data, err = io.ReadAll(cmd.InOrStdin())
+	case !cmd.Flags().Changed("prompt"):
+		return "", cli.Usagef("no prompt: give -p TEXT, -f FILE or text on standard input")
+	default:
+		return g.prompt, nil
+	}
+	return string(data), err
+}
+
+// event is one line of --json output.
+type event struct {
+	Event       string    `json:"event"` // "token" or "end"
+	ID          *int32    `json:"id,omitempty"`
+	Text        string    `json:"text,omitempty"`
+	Fingerprint string    `json:"fingerprint,omitempty"`
+	Summary     *summary  `json:"summary,omitempty"`
+	Profile     *profiled `json:"profile,omitempty"`
+}
+
+// summary is the footer of a generation.
+type summary struct {
+	PromptTokens    int           `json:"prompt_tokens"`
+	PromptSeconds   float64       `json:"prompt_seconds"`
+	GeneratedTokens int           `json:"generated_tokens"`
+	GenerateSeconds float64       `json:"generate_seconds"`
+	Ended           runtime.Ended `json:"ended"`
+	Seed            *uint64       `json:"seed,omitempty"`
+	PeakBytes       int64         `json:"peak_bytes"`
+	CacheBytes      int64         `json:"cache_bytes"`
+	Backend         string        `json:"backend"`
+	Threads         int           `json:"threads"`
+}
+
+func rate(n int, seconds float64) string {
+	if n == 0 || seconds <= 0 {
+		return fmt.Sprintf("%d tokens", n)
+	}
+	return fmt.Sprintf("%d tokens, %.1f tok/s", n, float64(n)/seconds)
+}
+
+func (s *summary) String() string {
+	text := fmt.Sprintf("prompt: %s · generation: %s · %s · peak %s · backend %s (%d threads)", rate(s.PromptTokens, s.PromptSeconds),
+		rate(s.GeneratedTokens, s.GenerateSeconds), s.Ended, cli.Bytes(s.PeakBytes), s.Backend, s.Threads)
+	if s.Seed != nil {
+		text += fmt.Sprintf(" · seed %d", *s.Seed)
+	}
+	return text
+}
+
+func generate(cmd *cobra.Command, dir string, g *generateFlags) (err error) {
+	if g.max < 1 {
+		return cli.Usagef("--max-tokens must be at least 1")
+	}
+	s := &summary{}
+	g.sampler.Seed = uint64(g.seed)
+	if g.seed < 0 {
+		g.sampler.Seed = rand.Uint64() >> 1
+	}
+	if g.sampler.Temp > 0 {
+		s.Seed = &g.sampler.Seed
+	}
+	sampler, err := runtime.NewSampler(g.sampler)
+	if err != nil {
+		return err
+	}
+	text, err := g.text(cmd)
+	if err != nil {
+		return err
+	}
+	m, err := g.load(cmd, dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	if err := needTokenizer(m); err != nil {
+		return err
+	}
+	ids := m.Tokenizer.EncodeSpecial(text)
+	if len(ids) == 0 {
+		return cli.Usagef("the prompt is empty")
+	}
+	sess, err := g.session(m, len(ids)+g.max)
+	if err != nil {
+		return err
+	}
+	if len(ids) > sess.CtxSize() {
+		return &format.Error{Kind: format.ErrUsage, What: "the prompt does not fit into the context", Found: fmt.Sprintf("%d tokens", len(ids)),
+			Wanted: fmt.Sprintf("at most %d; see --ctx-size", sess.CtxSize())}
+	}
+	if room := sess.CtxSize() - len(ids) + 1; g.max > room {
+		cli.Note(cmd, "the context holds %d tokens: at most %d are generated", sess.CtxSize(), room)
+	}
+	return g.stream(cmd, m, sess, sampler, ids, s)
+}
+
+// stream generates and prints token by token.
+func (g *generateFlags) stream(cmd *cobra.Command, m *runtime.Model, sess *runtime.Session, sampler *runtime.Sampler, ids []int32, s *summary) error {
+	out, asJSON := cmd.OutOrStdout(), cli.JSON(cmd)
+	start := time.Now()
+	if _, err := sess.Sync(cmd.Context(), ids); err != nil {
+		return err
+	}
+	first := time.Now()
+	stream := m.Tokenizer.Stream()
+	ended, err := sess.Generate(cmd.Context(), ids, runtime.Generation{Max: g.max, Sampler: sampler, Stops: m.Stops, Each: func(id int32, logits []float32) error {
+		s.GeneratedTokens++
+		e := event{Event: "token", ID: &id, Text: stream.Next(id)}
+		if g.fingerprint {
+			e.Fingerprint = runtime.Fingerprint(logits)
+		}
+		if asJSON {
+			return cli.PrintJSON(cmd, e)
+		}
+		if g.fingerprint {
+			_, err := fmt.Fprintf(out, "%s %6d %q\n", e.Fingerprint, id, e.Text)
+			return err
+		}
+		_, err := io.WriteString(out, e.Text)
+		return err
+	}})
+	if !asJSON && s.GeneratedTokens > 0 {
+		if _, werr := fmt.Fprintln(out, stream.Flush()); werr != nil {
+			return werr
+		}
+	}
+	s.PromptTokens, s.PromptSeconds, s.GenerateSeconds = len(ids), first.Sub(start).Seconds(), time.Since(first).Seconds()
+	s.Ended, s.PeakBytes, s.CacheBytes = ended, cli.PeakMemory(), sess.CacheBytes()
+	s.Backend, s.Threads = m.Backend().Name(), threadsOf(m)
+	if err != nil {
+		s.Ended = "stopped"
+		if s.GeneratedTokens > 0 {
+			cli.Note(cmd, "\n%s", s)
+		}
+		return err
+	}
+	var p *profiled
+	if g.prof {
+		p = profileOf(m, sess)
+	}
+	if asJSON {
+		return cli.PrintJSON(cmd, event{Event: "end", Text: stream.Flush(), Summary: s, Profile: p})
+	}
+	cli.Note(cmd, "\n%s", s)
+	if p != nil {
+		return p.print(cmd)
+	}
+	return nil
+}
+
+func threadsOf(m *runtime.Model) int {
+	if c, ok := m.Backend().(*runtime.CPU); ok {
+		return c.Threads()
+	}
+	return 0
+}

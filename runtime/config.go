@@ -1,0 +1,248 @@
+package runtime
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"hawkmoth/format"
+)
+
+// Config is what a model's config.json says about its maths. Sizes are in
+// elements; per-layer slices have Layers entries.
+type Config struct {
+	Arch      *Arch
+	ModelType string
+
+	VocabSize, Hidden, Layers, Heads int
+	Intermediate                     int    // width of a dense layer's MLP
+	SparseMLP                        []bool // per layer: mixture of experts instead of a dense MLP
+	RMSNormEps                       float32
+	RopeTheta                        float64
+	RopeInterleave                   bool // main attention rotates pairs (2i, 2i+1), else (i, i+n/2)
+	MaxPositions                     int
+	Tied                             bool // lm_head is the embedding
+	EOS                              []int32
+
+	// Mixture of experts.
+	Experts, ExpertsPerToken, SharedExperts int
+	MoEIntermediate                         int
+	Groups, TopGroups                       int // node-limited routing
+	NormTopK                                bool
+	RoutedScale                             float32
+
+	// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
+	QLoRA, KVLoRA       int
+	Nope, Rope, ValueHd int // per head: q·k without and with rotation, value
+
+	// DeepSeek sparse attention (DeepSeek-V3.2): the lightning indexer.
+	IndexHeads, IndexDim, IndexTopK int
+	IndexRopeInterleave             bool
+	SharedIndexer                   []bool // per layer: reuses the selection of the last layer that has an indexer
+
+	MTPLayers int // multi-token-prediction blocks behind the last layer
+}
+
+// ReadConfig reads config.json. Keys that change the maths and that the
+// architecture does not implement are refused, all of them at once
+// (format.ErrUnsupported); values that contradict each other are
+// format.ErrCorrupt.
+func ReadConfig(data []byte) (*Config, error) {
+	o := &object{path: "config.json"}
+	if err := json.Unmarshal(data, &o.raw); err != nil {
+		return nil, &format.Error{Kind: format.ErrCorrupt, Path: o.path, What: "not a JSON object", Err: err}
+	}
+	modelType := o.text("model_type")
+	arch := archFor(modelType)
+	if arch == nil {
+		var known []string
+		for _, a := range arches {
+			known = append(known, a.ModelTypes...)
+		}
+		return nil, &format.Error{Kind: format.ErrUnsupported, Path: o.path, What: "no such architecture (model_type)",
+			Found: fmt.Sprintf("%q", modelType), Wanted: strings.Join(known, ", ")}
+	}
+	c := &Config{Arch: arch, ModelType: modelType}
+	arch.Config(o, c)
+	o.rest()
+	if err := o.problems.Err(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// neutralKeys do not change what a forward pass computes.
+var neutralKeys = []string{
+	"_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id", "chunk_size_feed_forward", "dtype", "ep_size",
+	"head_dim", // restates the head sizes for MLA, whose own keys win
+	"id2label", "initializer_range", "is_decoder", "is_encoder_decoder", "keep_in_fp32_modules", "label2id", "moe_router_dtype",
+	"output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type", "return_dict",
+	"router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "router_jitter_noise", "torch_dtype", "transformers_version", "use_cache",
+}
+
+// object reads a JSON object key by key and collects what is wrong with it.
+type object struct {
+	path     string
+	raw      map[string]json.RawMessage
+	used     map[string]bool
+	problems format.Problems
+}
+
+func (o *object) fail(kind error, what, found, wanted string) {
+	o.problems = append(o.problems, &format.Error{Kind: kind, Path: o.path, What: what, Found: found, Wanted: wanted})
+}
+
+// get decodes the first present and non-null of the names into dst.
+func (o *object) get(dst any, names ...string) bool {
+	if o.used == nil {
+		o.used = map[string]bool{}
+	}
+	found := false
+	for _, name := range names {
+		o.used[name] = true
+		raw, ok := o.raw[name]
+		if !ok || string(raw) == "null" || found {
+			continue
+		}
+		if err := json.Unmarshal(raw, dst); err != nil {
+			o.fail(format.ErrCorrupt, name, clip(raw), fmt.Sprintf("%T", dst)[1:])
+			continue
+		}
+		found = true
+	}
+	return found
+}
+
+func clip(raw []byte) string {
+	if len(raw) > 60 {
+		return string(raw[:57]) + "..."
+	}
+	return string(raw)
+}
+
+func (o *object) text(names ...string) string {
+	var s string
+	o.get(&s, names...)
+	return s
+}
+
+func (o *object) flag(def bool, names ...string) bool {
+	o.get(&def, names...)
+	return def
+}
+
+func (o *object) number(def float64, names ...string) float64 {
+	o.get(&def, names...)
+	return def
+}
+
+// size reads a count that must be present (def < 0) and lie in [1, 2^31).
+func (o *object) size(def int, names ...string) int {
+	n := int64(def)
+	if !o.get(&n, names...) && def < 0 {
+		o.fail(format.ErrCorrupt, "missing key", "", strings.Join(names, " or "))
+		return 1
+	}
+	if n < 1 && def != int(n) || n >= 1<<31 {
+		o.fail(format.ErrCorrupt, names[0], fmt.Sprint(n), "1 … 2147483647")
+		return 1
+	}
+	return int(n)
+}
+
+// only refuses any value but the ones that the code implements; absent is fine.
+func (o *object) only(name string, values ...any) {
+	var v any
+	if !o.get(&v, name) || slices.Contains(values, v) {
+		return
+	}
+	var want []string
+	for _, w := range values {
+		want = append(want, fmt.Sprintf("%v", w))
+	}
+	o.fail(format.ErrUnsupported, name+" changes the maths and is not implemented", clip(o.raw[name]), strings.Join(want, " or "))
+}
+
+// list reads a per-layer list of words; absent gives nil.
+func (o *object) list(layers int, names []string, words ...string) []string {
+	var l []string
+	if !o.get(&l, names...) {
+		return nil
+	}
+	if len(l) != layers {
+		o.fail(format.ErrCorrupt, names[0]+": entries", fmt.Sprint(len(l)), fmt.Sprintf("one a layer, %d", layers))
+		return nil
+	}
+	for i, w := range l {
+		if !slices.Contains(words, w) {
+			o.fail(format.ErrUnsupported, fmt.Sprintf("%s[%d]", names[0], i), w, strings.Join(words, " or "))
+		}
+	}
+	return l
+}
+
+// ids reads one token id or a list of them.
+func (o *object) ids(name string) []int32 {
+	var v json.RawMessage
+	if !o.get(&v, name) {
+		return nil
+	}
+	var one int32
+	var many []int32
+	switch {
+	case json.Unmarshal(v, &one) == nil:
+		return []int32{one}
+	case json.Unmarshal(v, &many) == nil:
+		return many
+	}
+	o.fail(format.ErrCorrupt, name, clip(v), "a token id or a list of them")
+	return nil
+}
+
+// sub opens a nested object; absent gives an empty one.
+func (o *object) sub(name string) *object {
+	s := &object{path: o.path + ": " + name}
+	o.get(&s.raw, name)
+	return s
+}
+
+// close adds the nested object's problems to o's.
+func (o *object) close(s *object) {
+	s.rest()
+	o.problems = append(o.problems, s.problems...)
+}
+
+// rest refuses every key that nobody has read and that is not known to be neutral.
+func (o *object) rest() {
+	for _, name := range slices.Sorted(maps.Keys(o.raw)) {
+		if !o.used[name] && !slices.Contains(neutralKeys, name) && string(o.raw[name]) != "null" {
+			o.fail(format.ErrUnsupported, fmt.Sprintf("key %q is not known and may change the maths", name), clip(o.raw[name]), "")
+		}
+	}
+}
+
+// quantization checks that a checkpoint's own quantisation is one that the
+// converter decodes; {"bits": null} means none.
+func (o *object) quantization() {
+	q := o.sub("quantization_config")
+	if len(q.raw) > 0 {
+		q.only("quant_method", "fp8")
+		q.only("fmt", "e4m3")
+		q.only("activation_scheme", "dynamic")
+		q.only("weight_per_tensor", false)
+		q.only("act_per_tensor", false)
+		var block []int
+		if q.get(&block, "weight_block_size") && !slices.Equal(block, []int{128, 128}) {
+			q.fail(format.ErrUnsupported, "weight_block_size", fmt.Sprint(block), "[128 128]")
+		}
+		var skip any // which modules stay bf16 shows in the tensors' own dtypes
+		q.get(&skip, "modules_to_not_convert", "ignored_layers")
+	}
+	o.close(q)
+	n := o.sub("quantization")
+	n.only("bits")
+	n.only("group_size")
+	o.close(n)
+}

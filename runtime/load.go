@@ -1,0 +1,216 @@
+package runtime
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"slices"
+
+	"hawkmoth/format"
+	"hawkmoth/quantize"
+)
+
+// Model is a snapshot that is ready to run on one backend. Sessions share it.
+type Model struct {
+	Config    *Config
+	Snapshot  *format.Snapshot
+	Tokenizer *Tokenizer // nil where the snapshot has no tokenizer.json
+	Stops     []int32    // generation_config ∪ config ∪ the tokenizer's own end tokens
+	Census    *quantize.Census
+	Warnings  []string // what differs from the model as trained
+
+	be      Backend
+	weights map[string]Weight
+}
+
+// Load opens a snapshot directory, holds it against its architecture and binds
+// every weight. Everything wrong is reported at once; nothing is computed.
+func Load(dir string, be Backend, overlays ...string) (*Model, error) {
+	snap, err := format.Open(dir, overlays...)
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{Snapshot: snap, be: be, weights: map[string]Weight{}}
+	if err := m.load(); err != nil {
+		return nil, errors.Join(err, snap.Close())
+	}
+	return m, nil
+}
+
+func (m *Model) load() error {
+	data, err := m.Snapshot.ReadJSONFile("config.json")
+	if err != nil {
+		return err
+	}
+	if m.Config, err = ReadConfig(data); err != nil {
+		return err
+	}
+	var wants []quantize.Want
+	for _, w := range m.Config.Arch.Tensors(m.Config) {
+		if !w.MTP {
+			wants = append(wants, w)
+		}
+	}
+	census, problems := quantize.TakeCensus(m.Snapshot, wants)
+	m.Census = census
+	problems = append(problems, m.unsupported()...)
+	if err := m.loadTokenizer(); err != nil {
+		problems = append(problems, err)
+	}
+	if err := problems.Err(); err != nil {
+		return err
+	}
+	for i := range census.Found {
+		f := &census.Found[i]
+		mat, err := f.Bind()
+		if err != nil {
+			return err
+		}
+		if m.weights[f.Name], err = m.be.Load(mat); err != nil {
+			return err
+		}
+	}
+	m.warn()
+	return nil
+}
+
+// unsupported asks the backend about every matrix, as the inspector does.
+func (m *Model) unsupported() format.Problems {
+	var problems format.Problems
+	for _, f := range m.Census.Found {
+		if err := m.be.Supports(KindOf(f.Want), f.Spec); err != nil {
+			problems = append(problems, &format.Error{Kind: format.ErrUnsupported, Path: f.Tensor.Shard.Path, Tensor: f.Name, What: "cannot run", Err: err})
+		}
+	}
+	return problems
+}
+
+// KindOf is the operation that reads a tensor.
+func KindOf(w quantize.Want) Kind {
+	switch {
+	case w.Role == quantize.Embed:
+		return KindEmbed
+	case w.Role == quantize.KVB:
+		return KindMLA
+	case w.Role == quantize.Expert:
+		return KindExperts
+	case w.Role == quantize.RouterBias:
+		return KindRoute
+	case !w.Matrix():
+		return KindRMSNorm
+	default:
+		return KindMatMul
+	}
+}
+
+func (m *Model) loadTokenizer() error {
+	data, err := m.Snapshot.ReadJSONFile("tokenizer.json")
+	if errors.Is(err, fs.ErrNotExist) {
+		m.Warnings = append(m.Warnings, "no tokenizer.json: only token ids can be run")
+	} else if err != nil {
+		return err
+	}
+	settings, err := m.Snapshot.ReadJSONFile("tokenizer_config.json")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if data != nil {
+		if m.Tokenizer, err = LoadTokenizer(data, settings); err != nil {
+			return err
+		}
+		if n := m.Tokenizer.VocabSize(); n > m.Config.VocabSize {
+			return &format.Error{Kind: format.ErrCorrupt, Path: "tokenizer.json", What: "token ids beyond the embedding",
+				Found: fmt.Sprintf("ids up to %d", n-1), Wanted: fmt.Sprintf("fewer than vocab_size, %d", m.Config.VocabSize)}
+		}
+		m.Stops = append(m.Stops, m.Tokenizer.EOS()...)
+	}
+	m.Stops = append(m.Stops, m.Config.EOS...)
+	if data, err = m.Snapshot.ReadJSONFile("generation_config.json"); err == nil {
+		o := &object{path: "generation_config.json"}
+		if err := json.Unmarshal(data, &o.raw); err != nil {
+			return &format.Error{Kind: format.ErrCorrupt, Path: o.path, What: "not a JSON object", Err: err}
+		}
+		m.Stops = append(m.Stops, o.ids("eos_token_id")...)
+		if err := o.problems.Err(); err != nil {
+			return err
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	slices.Sort(m.Stops)
+	m.Stops = slices.Compact(m.Stops)
+	return nil
+}
+
+// hasIndexer says whether every full layer's indexer is there.
+func (m *Model) hasIndexer() bool {
+	return !slices.ContainsFunc(m.Census.Absent, func(w quantize.Want) bool { return w.Role == quantize.Indexer })
+}
+
+func (m *Model) warn() {
+	if !m.hasIndexer() {
+		m.Warnings = append(m.Warnings, fmt.Sprintf("no indexer weights: attention is dense; beyond %d tokens that is not the model as trained", m.Config.IndexTopK))
+	}
+	if m.Config.Tied && m.weights["lm_head.weight"] != nil {
+		m.Warnings = append(m.Warnings, "tie_word_embeddings is true, yet lm_head.weight is there: it is used")
+	}
+	if n := len(m.Census.Extra); n > 0 {
+		var extra []string
+		for _, name := range m.Census.Extra {
+			if !m.isMTP(name) {
+				extra = append(extra, name)
+			}
+		}
+		if len(extra) > 0 {
+			m.Warnings = append(m.Warnings, fmt.Sprintf("%d tensors are not the model's and are ignored: %v", len(extra), quantize.Collapse(extra)))
+		}
+	}
+	m.Warnings = append(m.Warnings, m.Snapshot.Warnings...)
+}
+
+func (m *Model) isMTP(name string) bool {
+	for l := m.Config.Layers; l < m.Config.Layers+m.Config.MTPLayers; l++ {
+		if p := layerPrefix(l); len(name) > len(p) && name[:len(p)] == p {
+			return true
+		}
+	}
+	return false
+}
+
+// bind finds a loaded weight; a tied head is the embedding.
+func (m *Model) bind(name string) (Weight, error) {
+	if w := m.weights[name]; w != nil {
+		return w, nil
+	}
+	for _, w := range m.Census.Absent {
+		if w.Name == name && w.Tied != "" {
+			return m.bind(w.Tied)
+		}
+	}
+	return nil, &format.Error{Kind: format.ErrIncomplete, Path: m.Snapshot.Dir, Tensor: name, What: "missing tensor"}
+}
+
+// badScales names the matrices whose scales are not finite, for the report
+// after non-finite logits.
+func (m *Model) badScales() []string {
+	var bad []string
+	for i := range m.Census.Found {
+		f := &m.Census.Found[i]
+		if f.Scales == nil {
+			continue
+		}
+		mat, err := f.Bind()
+		if err == nil && slices.ContainsFunc(mat.S, func(s float32) bool { return math.IsNaN(float64(s)) || math.IsInf(float64(s), 0) }) {
+			bad = append(bad, f.Name)
+		}
+	}
+	return bad
+}
+
+// Backend is what the model runs on.
+func (m *Model) Backend() Backend { return m.be }
+
+// Close releases the backend and the mapped shards.
+func (m *Model) Close() error { return errors.Join(m.be.Close(), m.Snapshot.Close()) }

@@ -1,0 +1,293 @@
+package runtime
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"hawkmoth/format"
+	"hawkmoth/internal/fixtures"
+	"hawkmoth/quantize"
+)
+
+// oracle is a reference file: transformers' results for a checkpoint.
+type oracle struct {
+	t     *testing.T
+	shard *format.Shard
+}
+
+func openOracle(t *testing.T, name string) *oracle {
+	t.Helper()
+	shard, err := format.OpenShard(fixtures.Path(t, name+".oracle.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = shard.Close() })
+	return &oracle{t, shard}
+}
+
+func (o *oracle) tensor(name string) *format.Tensor {
+	for _, t := range o.shard.Tensors {
+		if t.Name == name {
+			return t
+		}
+	}
+	return nil
+}
+
+func (o *oracle) floats(name string) []float32 {
+	o.t.Helper()
+	f, err := o.shard.Floats(o.tensor(name))
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	return f
+}
+
+func (o *oracle) ids(name string) []int32 {
+	o.t.Helper()
+	raw, err := o.shard.Bytes(o.tensor(name))
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	var ids []int32
+	for ; len(raw) > 0; raw = raw[4:] {
+		ids = append(ids, int32(binary.LittleEndian.Uint32(raw)))
+	}
+	return ids
+}
+
+func load(t *testing.T, dir string, threads int) *Model {
+	t.Helper()
+	m, err := Load(dir, NewCPU(threads))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = m.Close() })
+	return m
+}
+
+func session(t *testing.T, m *Model, ctx, chunk int) *Session {
+	t.Helper()
+	s, err := m.NewSession(ctx, chunk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// allLogits runs ids from an empty context and copies the logits of every position.
+func allLogits(t *testing.T, s *Session, ids []int32) [][]float32 {
+	t.Helper()
+	var rows [][]float32
+	s.Rewind(0)
+	if err := s.Append(context.Background(), ids, func(_ int, l []float32) error {
+		rows = append(rows, slices.Clone(l))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return rows
+}
+
+func argmax(l []float32) int32 {
+	best := 0
+	for i, v := range l {
+		if v > l[best] {
+			best = i
+		}
+	}
+	return int32(best)
+}
+
+func TestReferenceLogits(t *testing.T) {
+	for _, name := range []string{"glm_moe_dsa", "glm_moe_dsa_dense_attention", "glm_moe_dsa_fp8"} {
+		t.Run(name, func(t *testing.T) {
+			o := openOracle(t, name)
+			m := load(t, fixtures.Path(t, name), 2)
+			ids, want := o.ids("input_ids"), o.floats("logits")
+			s := session(t, m, 64, 0)
+			worst := 0.0
+			for i, row := range allLogits(t, s, ids) {
+				for j, v := range row {
+					worst = max(worst, math.Abs(float64(v-want[i*len(row)+j])))
+				}
+			}
+			t.Logf("max |Δlogit| over %d positions: %.2g", len(ids), worst)
+			if worst > 2e-4 {
+				t.Errorf("logits differ by %g from the reference, allowed 2e-4", worst)
+			}
+			if o.tensor("greedy_ids") != nil {
+				checkGreedy(t, s, ids, o.ids("greedy_ids"), o.floats("greedy_margin"))
+			}
+		})
+	}
+}
+
+// checkGreedy continues ids greedily; a different token is allowed only where
+// the reference's own margin is below 1e-3, and ends the comparison.
+func checkGreedy(t *testing.T, s *Session, prompt, want []int32, margin []float32) {
+	t.Helper()
+	timeline := slices.Clone(prompt)
+	for i, id := range want {
+		logits, err := s.Sync(context.Background(), timeline)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := argmax(logits); got != id {
+			if margin[i] > 1e-3 {
+				t.Errorf("greedy token %d is %d, the reference has %d by a margin of %g", i, got, id, margin[i])
+			}
+			return
+		}
+		timeline = append(timeline, id)
+	}
+}
+
+func TestTinyGLM(t *testing.T) {
+	var ref struct {
+		NLL    float64 `json:"nll_8x256"`
+		Greedy map[string]struct {
+			Prompt []int32   `json:"prompt_ids"`
+			IDs    []int32   `json:"ids"`
+			Margin []float32 `json:"margin"`
+			Text   string    `json:"text"`
+		} `json:"greedy"`
+	}
+	data, err := os.ReadFile(fixtures.Path(t, "tiny-glm.oracle.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &ref); err != nil {
+		t.Fatal(err)
+	}
+	m := load(t, fixtures.TinyGLMDir(t), 0)
+	s := session(t, m, 256, 0)
+	p, err := s.Score(context.Background(), openOracle(t, "tiny-glm").ids("input_ids"), 256, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("NLL %.6f, reference %.6f", p.NLL, ref.NLL)
+	if p.Windows != 8 || math.Abs(p.NLL-ref.NLL) > 1e-4 {
+		t.Errorf("NLL %v over %d windows, want %v over 8", p.NLL, p.Windows, ref.NLL)
+	}
+	for text, g := range ref.Greedy {
+		if got := m.Tokenizer.Encode(text); !slices.Equal(got, g.Prompt) {
+			t.Errorf("%q encodes to %v, want %v", text, got, g.Prompt)
+		}
+		if got := m.Tokenizer.Decode(g.IDs); got != g.Text {
+			t.Errorf("ids decode to %q, want %q", got, g.Text)
+		}
+		checkGreedy(t, s, g.Prompt, g.IDs, g.Margin)
+	}
+}
+
+// convert makes a container of a fixture with one format for every matrix.
+func convert(t *testing.T, source string, flags quantize.Flags) string {
+	t.Helper()
+	snap, err := format.Open(source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer snap.Close()
+	data, err := snap.ReadJSONFile("config.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := ReadConfig(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	recipe, err := quantize.RecipeFor("balanced")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if recipe, err = recipe.With(flags); err != nil {
+		t.Fatal(err)
+	}
+	plan, err := quantize.NewPlan(snap, c.Arch.Tensors(c), recipe, quantize.PlanOptions{AllowAmbiguous: true, AllowBigger: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "out")
+	if _, err := quantize.Execute(context.Background(), plan, dir, quantize.ExecuteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// formats that the bit tests run: every one that convert writes.
+func bitFormats() []format.Spec {
+	var specs []format.Spec
+	for _, in := range format.Formats() {
+		switch {
+		case in.ID == format.Int4Grouped:
+			for _, gs := range []int{16, 48, 64, 128} {
+				specs = append(specs, format.Spec{Format: in.ID, Group: gs})
+			}
+		case in.Write && in.Run:
+			specs = append(specs, format.Spec{Format: in.ID})
+		}
+	}
+	return specs
+}
+
+// TestSameBits: one prefill = single steps = any chunking, with 1, 2 and 7
+// threads, for every format; the selection of the indexer is active.
+func TestSameBits(t *testing.T) {
+	ids := openOracle(t, "glm_moe_dsa").ids("input_ids")
+	for _, spec := range bitFormats() {
+		t.Run(spec.Name(), func(t *testing.T) {
+			dir := convert(t, fixtures.Path(t, "glm_moe_dsa"), quantize.Flags{Format: spec.Name()})
+			var want [][]float32
+			for _, threads := range []int{1, 2, 7} {
+				m := load(t, dir, threads)
+				for _, chunk := range []int{len(ids), 1, 3, 16} {
+					got := allLogits(t, session(t, m, len(ids), chunk), ids)
+					if want == nil {
+						want = got
+					}
+					if at, ok := sameBits(got, want); !ok {
+						t.Errorf("threads %d, chunk %d: logits differ at %s", threads, chunk, at)
+					}
+				}
+			}
+		})
+	}
+}
+
+func sameBits(a, b [][]float32) (string, bool) {
+	for i := range b {
+		for j := range b[i] {
+			if math.Float32bits(a[i][j]) != math.Float32bits(b[i][j]) {
+				return fmt.Sprintf("position %d, token %d: %x, %x", i, j, math.Float32bits(a[i][j]), math.Float32bits(b[i][j])), false
+			}
+		}
+	}
+	return "", len(a) == len(b)
+}
+
+// TestRewindAndPrefix: a timeline that was changed gives the bits of a fresh one.
+func TestRewindAndPrefix(t *testing.T) {
+	m := load(t, fixtures.Path(t, "glm_moe_dsa"), 2)
+	ids := openOracle(t, "glm_moe_dsa").ids("input_ids")
+	s, fresh := session(t, m, 64, 8), session(t, m, 64, 8)
+	changed := slices.Clone(ids)
+	changed[20] = (changed[20] + 1) % 320
+	for _, timeline := range [][]int32{ids, changed, ids[:10], ids[:10], changed[:30], ids} {
+		got, err := s.Sync(context.Background(), timeline)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows := allLogits(t, fresh, timeline)
+		if at, ok := sameBits([][]float32{got}, rows[len(rows)-1:]); !ok {
+			t.Errorf("after %d tokens: %s", len(timeline), at)
+		}
+	}
+}

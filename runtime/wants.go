@@ -1,0 +1,75 @@
+package runtime
+
+import (
+	"strconv"
+
+	"hawkmoth/quantize"
+)
+
+// wants collects an architecture's tensors; architectures write to it in
+// reading order.
+type wants struct {
+	list   []quantize.Want
+	prefix string // "model.layers.N."
+	layer  int
+	mtp    bool
+	inside bool
+}
+
+// at moves to a layer; all tensors of an MTP layer are optional.
+func (t *wants) at(layer int, mtp bool) {
+	t.prefix, t.layer, t.mtp, t.inside = "model.layers."+strconv.Itoa(layer)+".", layer, mtp, true
+}
+
+// outside leaves the layers.
+func (t *wants) outside() { *t = wants{list: t.list} }
+
+func (t *wants) want(role quantize.Role, name string, shape ...int) *quantize.Want {
+	w := quantize.Want{Name: name, Shape: shape, Role: role, Layer: t.layer, Expert: -1, MTP: t.mtp, Optional: t.mtp}
+	if !t.inside {
+		w.Layer = -1
+	}
+	t.list = append(t.list, w)
+	return &t.list[len(t.list)-1]
+}
+
+func (t *wants) add(role quantize.Role, name string, shape ...int) { t.want(role, name, shape...) }
+
+func (t *wants) optional(role quantize.Role, name string, shape ...int) {
+	t.want(role, name, shape...).Optional = true
+}
+
+// head adds lm_head, for which tied embeddings may stand in.
+func (t *wants) head(name string, c *Config) {
+	w := t.want(quantize.Head, name, c.VocabSize, c.Hidden)
+	if c.Tied {
+		w.Optional, w.Tied = true, "model.embed_tokens.weight"
+	}
+}
+
+// mlp adds gate, up and down of a SwiGLU block.
+func (t *wants) mlp(role quantize.Role, prefix string, width, hidden int) {
+	t.add(role, prefix+"gate_proj.weight", width, hidden)
+	t.add(role, prefix+"up_proj.weight", width, hidden)
+	t.add(role, prefix+"down_proj.weight", hidden, width)
+}
+
+// experts adds the routed experts, one matrix each; a checkpoint may hold them
+// fused as gate_up_proj [experts, 2·width, hidden] (gate rows first) and
+// down_proj [experts, hidden, width].
+func (t *wants) experts(prefix string, n, width, hidden int) {
+	for e := range n {
+		p := prefix + strconv.Itoa(e) + "."
+		for _, m := range []struct {
+			name, fused       string
+			rows, cols, atRow int
+		}{
+			{"gate_proj.weight", "gate_up_proj", width, hidden, 0},
+			{"up_proj.weight", "gate_up_proj", width, hidden, width},
+			{"down_proj.weight", "down_proj", hidden, width, 0},
+		} {
+			w := t.want(quantize.Expert, p+m.name, m.rows, m.cols)
+			w.Expert, w.Fused, w.FusedRow = e, prefix+m.fused, m.atRow
+		}
+	}
+}
