@@ -68,7 +68,10 @@ func grow[T any](s []T, n int) []T {
 
 // Scratch is the working memory of one goroutine. The zero value is ready.
 type Scratch struct {
-	codes []int8
+	words []uint64 // of one row
+	mates []uint64 // of every activation
+	sums  []int32
+	tail  [Block]byte
 	row   []float32
 	chunk []float32
 	ids   []int32

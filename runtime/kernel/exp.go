@@ -60,7 +60,12 @@ func SiLUMul(dst, gate, up []float32) {
 // AddScaled adds w·y_i to out_i, fused.
 func AddScaled(out []float32, w float32, y []float32) {
 	y = y[:len(out)]
-	for i := range out {
+	ws := [4]float32{w, w, w, w}
+	i := 0
+	for ; i+4 <= len(out); i += 4 {
+		fma4((*[4]float32)(out[i:]), &ws, (*[4]float32)(y[i:]))
+	}
+	for ; i < len(out); i++ {
 		out[i] = FMA(w, y[i], out[i])
 	}
 }

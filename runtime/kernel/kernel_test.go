@@ -96,22 +96,27 @@ func TestG3BatchAndRowSplitDoNotShow(t *testing.T) {
 	}
 }
 
-func TestUnpackEqualsDecode(t *testing.T) {
+func TestWordsHoldTheCodesThatDecodeReads(t *testing.T) {
 	r := rand.New(rand.NewPCG(8, 0))
-	for _, cols := range sizes {
-		for _, s := range specs(2, cols) {
-			l := layouts[s.Format]
-			if l.bits == 0 {
-				continue
-			}
-			m := encoded(r, s, "normal")
-			codes, want := make([]int8, cols), make([]float32, cols)
-			for o := range s.Rows {
-				l.unpack(codes, m.W[o*s.RowBytes():][:s.RowBytes()])
-				Dequant(m, o, want)
-				for i, c := range codes {
-					if got := float32(c) * naiveScale(m, o, i); got != want[i] || int(c) != naiveCode(m, o, i) {
-						t.Fatalf("%s [%d,%d]: code %d gives %g, Decode %g", s, o, i, c, got, want[i])
+	const blocks = 3
+	for _, s := range specs(2, blocks*Block) {
+		l := layouts[s.Format]
+		if l.bits == 0 {
+			continue
+		}
+		m := encoded(r, s, "normal")
+		words, want := make([]uint64, blocks*Block/l.fields), make([]float32, s.Cols)
+		for o := range s.Rows {
+			l.spread(words, m.W[o*s.RowBytes():][:s.RowBytes()])
+			Dequant(m, o, want)
+			for i, w := range words {
+				shift := 64 / l.fields
+				for f := range l.fields {
+					code := int64(w<<(64-shift)) >> (64 - shift)
+					w = uint64((int64(w) - code) >> shift)
+					col := i/l.step*l.step*l.fields + i%l.step + f*l.step
+					if got := float32(code) * naiveScale(m, o, col); got != want[col] || int(code) != naiveCode(m, o, col) {
+						t.Fatalf("%s [%d,%d]: code %d gives %g, Decode %g", s, o, col, code, got, want[col])
 					}
 				}
 			}

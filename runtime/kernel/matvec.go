@@ -16,7 +16,7 @@ func Check(m quantize.Matrix) error {
 	if !in.Run {
 		return &format.Error{Kind: format.ErrUnsupported, What: "no matrix product for weight format", Found: in.Name}
 	}
-	if m.Rows < 0 || m.Cols < 0 || m.Format == format.Int4Grouped && m.Group <= 0 {
+	if m.Rows < 0 || m.Cols < 0 || m.Format == format.Int4Grouped && (m.Group <= 0 || m.Group%16 != 0) {
 		return &format.Error{Kind: format.ErrCorrupt, What: "impossible matrix", Found: fmt.Sprintf("rows %d, columns %d, group %d", m.Rows, m.Cols, m.Group)}
 	}
 	if int64(len(m.W)) != m.Bytes() || int64(len(m.S)) != m.Scales() {
@@ -50,74 +50,107 @@ func MatVecRows(m quantize.Matrix, lo, hi int, x [][]float32, act []Activation, 
 }
 
 func matVec(m quantize.Matrix, lo, hi int, x [][]float32, act []Activation, y [][]float32, first int, tmp *Scratch) {
-	l := layouts[m.Format]
+	l := &layouts[m.Format]
 	if l.bits == 0 {
 		floatRows(m, lo, hi, x, y, first, tmp)
 		return
 	}
+	blocks := (m.Cols + Block - 1) / Block
+	perBlock := Block / l.fields
+	tmp.mates = grow(tmp.mates, len(act)*blocks*perBlock)
+	for i := range act {
+		mates(tmp.mates[i*blocks*perBlock:], act[i].Q, l.fields, l.step)
+	}
+	tmp.words = grow(tmp.words, blocks*perBlock)
+	tmp.sums = grow(tmp.sums, blocks*4)
 	group := l.group
 	if group < 0 {
 		group = m.Group
 	}
-	blocks := (m.Cols + Block - 1) / Block
-	tmp.codes = grow(tmp.codes, blocks*Block)
-	clear(tmp.codes[m.Cols:])
 	rowBytes, scales := m.RowBytes(), m.ScaleCols()
+	whole := m.Cols / Block
 	for o := lo; o < hi; o++ {
-		l.unpack(tmp.codes[:m.Cols], m.W[o*rowBytes:(o+1)*rowBytes])
-		s := m.S[o*scales : (o+1)*scales]
+		row := m.W[o*rowBytes:][:rowBytes]
+		l.spread(tmp.words[:whole*perBlock], row)
+		if whole < blocks {
+			// Beyond the row's end stand zero activations, whatever the codes.
+			tmp.tail = [Block]byte{}
+			copy(tmp.tail[:], row[whole*l.blockBytes:])
+			l.spread(tmp.words[whole*perBlock:], tmp.tail[:])
+		}
+		s := m.S[o*scales:][:scales]
 		for i := range act {
-			a := &act[i]
+			sx, mates := act[i].Scale, tmp.mates[i*blocks*perBlock:]
+			d := tmp.sums[:blocks]
+			switch {
+			case group%Block != 0:
+				d = tmp.sums[:blocks*4]
+				quarterSums(d, tmp.words, mates)
+			case l.fields == 2:
+				wideSums(d, tmp.words, mates)
+			default:
+				narrowSums(d, tmp.words, mates)
+			}
 			switch {
 			case group == 0:
-				y[i][o-first] = s[0] * rowDot(tmp.codes, a)
+				y[i][o-first] = s[0] * rowTree(d, sx)
 			case group%Block == 0:
-				y[i][o-first] = groupDot(tmp.codes, a, s, group/Block)
+				y[i][o-first] = groupTree(d, sx, s, group/Block)
 			default:
-				y[i][o-first] = cutDot(tmp.codes, a, s, group)
+				y[i][o-first] = cutTree(d, sx, s, group, m.Cols)
 			}
 		}
 	}
 }
 
-// rowDot is the four-stripe sum under the activation's scales alone.
-func rowDot(codes []int8, a *Activation) float32 {
+// rowTree is the four-stripe sum under the activation's scales alone.
+func rowTree(d []int32, sx []float32) float32 {
 	var acc [4]float32
-	for b, sx := range a.Scale {
-		acc[b&3] = FMA(sx, float32(dotInt(codes[b*Block:][:Block], a.Q[b*Block:][:Block])), acc[b&3])
+	for ; len(d) >= 4 && len(sx) >= 4; d, sx = d[4:], sx[4:] {
+		fma4(&acc, (*[4]float32)(sx), &[4]float32{float32(d[0]), float32(d[1]), float32(d[2]), float32(d[3])})
+	}
+	for b, c := range sx {
+		acc[b] = FMA(c, float32(d[b]), acc[b])
 	}
 	return (acc[0] + acc[1]) + (acc[2] + acc[3])
 }
 
-// groupDot is the four-stripe sum where a group is a whole number of blocks.
-func groupDot(codes []int8, a *Activation, s []float32, blocks int) float32 {
+// groupTree is the four-stripe sum where a group is a whole number of blocks.
+func groupTree(d []int32, sx, s []float32, blocks int) float32 {
 	var acc [4]float32
-	for b, sx := range a.Scale {
-		acc[b&3] = FMA(sx*s[b/blocks], float32(dotInt(codes[b*Block:][:Block], a.Q[b*Block:][:Block])), acc[b&3])
+	b := 0
+	for ; b+4 <= len(sx); b += 4 {
+		d, c := (*[4]int32)(d[b:]), (*[4]float32)(sx[b:])
+		if blocks == 1 {
+			s := (*[4]float32)(s[b:])
+			fma4(&acc, &[4]float32{c[0] * s[0], c[1] * s[1], c[2] * s[2], c[3] * s[3]},
+				&[4]float32{float32(d[0]), float32(d[1]), float32(d[2]), float32(d[3])})
+			continue
+		}
+		fma4(&acc, &[4]float32{c[0] * s[b/blocks], c[1] * s[(b+1)/blocks], c[2] * s[(b+2)/blocks], c[3] * s[(b+3)/blocks]},
+			&[4]float32{float32(d[0]), float32(d[1]), float32(d[2]), float32(d[3])})
+	}
+	for ; b < len(sx); b++ {
+		acc[b&3] = FMA(float32(sx[b]*s[b/blocks]), float32(d[b]), acc[b&3])
 	}
 	return (acc[0] + acc[1]) + (acc[2] + acc[3])
 }
 
-// cutDot is the four-stripe sum where group borders fall inside blocks.
-func cutDot(codes []int8, a *Activation, s []float32, group int) float32 {
+// cutTree is the four-stripe sum where group borders, multiples of 16, fall
+// inside blocks; d has a value for each 16 columns.
+func cutTree(d []int32, sx, s []float32, group, cols int) float32 {
 	var acc [4]float32
-	for i := 0; i < a.N; {
+	for i := 0; i < cols; {
 		b := i / Block
-		end := min((b+1)*Block, (i/group+1)*group, a.N)
-		acc[b&3] = FMA(a.Scale[b]*s[i/group], float32(dotInt(codes[i:end], a.Q[i:end])), acc[b&3])
+		end := min((b+1)*Block, (i/group+1)*group)
+		var sub int32
+		for _, q := range d[i/16 : end/16] {
+			sub += q
+		}
+		acc[b&3] = FMA(float32(sx[b]*s[i/group]), float32(sub), acc[b&3])
 		i = end
 	}
 	return (acc[0] + acc[1]) + (acc[2] + acc[3])
-}
-
-// dotInt is the exact dot product of at most 64 codes.
-func dotInt(w []int8, q []int16) int32 {
-	q = q[:len(w)]
-	var d int32
-	for i, c := range w {
-		d += int32(c) * int32(q[i])
-	}
-	return d
 }
 
 func floatRows(m quantize.Matrix, lo, hi int, x [][]float32, y [][]float32, first int, tmp *Scratch) {
