@@ -36,6 +36,7 @@ func NewProgress(cmd *cobra.Command, label string, total int64) *Progress {
 		progressbar.OptionSetWriter(w),
 		progressbar.OptionSetDescription(label),
 		progressbar.OptionShowBytes(true),
+		progressbar.OptionShowCount(),
 		progressbar.OptionShowTotalBytes(true),
 		progressbar.OptionSetPredictTime(true),
 		progressbar.OptionSetWidth(24),
