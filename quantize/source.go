@@ -1,0 +1,284 @@
+package quantize
+
+import (
+	"fmt"
+	"io"
+	"slices"
+
+	"hawkmoth/format"
+)
+
+// Source is a matrix [Rows, Cols] of a checkpoint, whatever its dtype, read
+// row by row as float32. A tensor without rows to quantise is one row.
+//
+// An FP8 matrix has a grid of scales [⌈Rows/128⌉, ⌈Cols/128⌉] that multiply
+// its codes, in the tensor of the same name with "_scale_inv", in any shard.
+type Source struct {
+	Name       string
+	Rows, Cols int
+	DType      format.DType
+
+	Tensor *format.Tensor
+	Offset int64          // of the first row in Tensor, bytes
+	Scales *format.Tensor // nil unless DType is FP8
+}
+
+// SourceBuffer is the memory that reading needs, to be used again; each
+// goroutine has its own. The zero value is ready.
+type SourceBuffer struct {
+	raw, grid []byte
+	scales    []float32
+}
+
+// widen is how the plain dtypes become float32, exactly.
+var widen = map[format.DType]func(dst []float32, src []byte){
+	format.DTypeF32:  BytesToF32,
+	format.DTypeBF16: BF16ToF32,
+	format.DTypeF16:  F16ToF32,
+}
+
+// OpenSource finds a wanted tensor in a checkpoint, by its own name or as rows
+// of a fused 3-D tensor [E, rows, in], and validates it; nothing but headers is
+// read. Errors are format.ErrIncomplete for an absent tensor or scale grid,
+// ErrUnsupported for a dtype, ErrCorrupt for a shape.
+func OpenSource(snap *format.Snapshot, w Want) (*Source, error) {
+	s := &Source{Name: w.Name, Rows: 1, Cols: 1, Tensor: snap.Tensor(w.Name)}
+	if w.Matrix() {
+		s.Rows, s.Cols = w.Shape[0], w.Shape[1]
+	} else {
+		for _, n := range w.Shape {
+			s.Cols *= n
+		}
+	}
+	fused := s.Tensor == nil && w.Fused != ""
+	if fused {
+		s.Tensor = snap.Tensor(w.Fused)
+	}
+	if s.Tensor == nil {
+		return nil, snap.Missing(w.Name)
+	}
+	s.DType = s.Tensor.DType
+	if widen[s.DType] == nil && (s.DType != format.DTypeFP8 || fused || !w.Matrix()) {
+		what := "dtype of a weight"
+		if fused {
+			what = "dtype of fused experts"
+		}
+		return nil, s.fail(format.ErrUnsupported, what, string(s.DType), "F32, BF16, F16, or F8_E4M3 for a matrix of its own")
+	}
+	switch shape := s.Tensor.Shape; {
+	case fused:
+		if err := s.slice(w); err != nil {
+			return nil, err
+		}
+	case !slices.Equal(shape, w.Shape) && !(s.Rows == 1 && slices.Equal(shape, []int{s.Cols})):
+		return nil, s.fail(format.ErrCorrupt, "shape", fmt.Sprintf("%v, %d bytes", shape, s.Tensor.Size), fmt.Sprint(w.Shape))
+	}
+	if s.DType == format.DTypeFP8 {
+		return s, s.findScales(snap)
+	}
+	return s, nil
+}
+
+// slice points the source at its expert's rows: the whole expert, or one of
+// two matrices of equal height one after the other.
+func (s *Source) slice(w Want) error {
+	shape := s.Tensor.Shape
+	ok := len(shape) == 3 && w.Matrix() && shape[2] == s.Cols && (shape[1] == s.Rows || shape[1] == 2*s.Rows) &&
+		w.Expert >= 0 && w.Expert < shape[0] && w.FusedRow >= 0 && w.FusedRow+s.Rows <= shape[1]
+	if !ok {
+		return s.fail(format.ErrCorrupt, fmt.Sprintf("rows %d to %d of expert %d are not in the fused experts", w.FusedRow, w.FusedRow+s.Rows, w.Expert),
+			fmt.Sprint(shape), fmt.Sprintf("[more than %d, %d or %d, %d]", w.Expert, s.Rows, 2*s.Rows, s.Cols))
+	}
+	s.Offset += (int64(w.Expert)*int64(shape[1]) + int64(w.FusedRow)) * s.rowBytes()
+	return nil
+}
+
+func (s *Source) findScales(snap *format.Snapshot) error {
+	name := s.Name + fp8ScaleSuffix
+	s.Scales = snap.Tensor(name)
+	if s.Scales == nil {
+		return s.fail(format.ErrIncomplete, "FP8 codes without their scales "+name, "", "")
+	}
+	grid := []int{s.spec().ScaleRows(), s.spec().ScaleCols()}
+	if !slices.Equal(s.Scales.Shape, grid) {
+		return s.fail(format.ErrCorrupt, fmt.Sprintf("scale grid %s of a matrix [%d %d]", name, s.Rows, s.Cols),
+			fmt.Sprint(s.Scales.Shape), fmt.Sprintf("%v: ⌈%d/128⌉ × ⌈%d/128⌉", grid, s.Rows, s.Cols))
+	}
+	if d := s.Scales.DType; d != format.DTypeF32 && d != format.DTypeBF16 {
+		return s.fail(format.ErrUnsupported, "dtype of the scale grid "+name, string(d), "F32 or BF16")
+	}
+	return nil
+}
+
+func (s *Source) spec() format.Spec {
+	return format.Spec{Format: format.FP8, Rows: s.Rows, Cols: s.Cols}
+}
+
+func (s *Source) rowBytes() int64 { return int64(s.Cols) * int64(s.DType.Bits()/8) }
+
+// Bytes is what reading the whole matrix reads from disk, scales included.
+func (s *Source) Bytes() int64 {
+	n := int64(s.Rows) * s.rowBytes()
+	if s.Scales != nil {
+		n += s.Scales.Size
+	}
+	return n
+}
+
+// ReadRows reads the rows [row, row+n) as float32 into dst [n, Cols], with
+// plain reads of the file. A value that is not finite is format.ErrCorrupt; the
+// error counts those of the whole matrix and names the first of them.
+func (s *Source) ReadRows(buf *SourceBuffer, row, n int, dst []float32) error {
+	if row < 0 || n < 0 || row > s.Rows-n || len(dst) != n*s.Cols {
+		return s.badRows(row, n, len(dst))
+	}
+	if err := s.read(buf, row, n, dst); err != nil {
+		return err
+	}
+	if finite(maxAbs(dst)) {
+		return nil
+	}
+	return s.notFinite(buf)
+}
+
+// read is ReadRows for any values.
+func (s *Source) read(buf *SourceBuffer, row, n int, dst []float32) error {
+	buf.raw = resize(buf.raw, n*int(s.rowBytes()))
+	if err := s.readAt(s.Tensor, buf.raw, s.Offset+int64(row)*s.rowBytes()); err != nil {
+		return err
+	}
+	if s.Scales == nil {
+		widen[s.DType](dst, buf.raw)
+		return nil
+	}
+	codes := buf.raw
+	blocks, top := s.spec().ScaleCols(), row/fp8Block
+	if err := s.readScales(buf, top, (row+n+fp8Block-1)/fp8Block-top); err != nil {
+		return err
+	}
+	for i := range n {
+		grid := buf.scales[((row+i)/fp8Block-top)*blocks:]
+		fp8Scaled(dst[i*s.Cols:(i+1)*s.Cols], codes[i*s.Cols:(i+1)*s.Cols], grid[:blocks])
+	}
+	return nil
+}
+
+// readScales reads n rows of the scale grid into buf.scales.
+func (s *Source) readScales(buf *SourceBuffer, row, n int) error {
+	count, width := n*s.spec().ScaleCols(), s.Scales.DType.Bits()/8
+	buf.grid, buf.scales = resize(buf.grid, count*width), resize(buf.scales, count)
+	if err := s.readAt(s.Scales, buf.grid, int64(row*s.spec().ScaleCols()*width)); err != nil {
+		return err
+	}
+	widen[s.Scales.DType](buf.scales, buf.grid)
+	return nil
+}
+
+// ReadCodes reads the FP8 codes of the rows [row, row+n) as they are into dst
+// [n, Cols]; codes that mean NaN are refused as ReadRows does.
+func (s *Source) ReadCodes(row, n int, dst []byte) error {
+	if s.Scales == nil || row < 0 || n < 0 || row > s.Rows-n || len(dst) != n*s.Cols {
+		return s.badRows(row, n, len(dst))
+	}
+	if err := s.readAt(s.Tensor, dst, s.Offset+int64(row)*s.rowBytes()); err != nil {
+		return err
+	}
+	for _, c := range dst {
+		if c&0x7f == 0x7f {
+			return s.notFinite(&SourceBuffer{})
+		}
+	}
+	return nil
+}
+
+// ReadScales reads the scale grid of an FP8 matrix [⌈Rows/128⌉, ⌈Cols/128⌉],
+// nil for another dtype. A scale that a container may not have is
+// format.ErrCorrupt: zero, not finite, or so large that weights are infinite.
+func (s *Source) ReadScales() ([]float32, error) {
+	if s.Scales == nil {
+		return nil, nil
+	}
+	var buf SourceBuffer
+	blocks := s.spec().ScaleCols()
+	if err := s.readScales(&buf, 0, s.spec().ScaleRows()); err != nil {
+		return nil, err
+	}
+	for i, x := range buf.scales {
+		if x == 0 || !finite(float32(x*fp8Max)) {
+			return nil, s.fail(format.ErrCorrupt, fmt.Sprintf("scale of block row %d, column %d of %s", i/blocks, i%blocks, s.Scales.Name),
+				fmt.Sprint(x), "finite and not zero")
+		}
+	}
+	return buf.scales, nil
+}
+
+func (s *Source) readAt(t *format.Tensor, p []byte, off int64) error {
+	n, err := t.Shard.ReadAt(p, t.Offset+off)
+	switch {
+	case n == len(p):
+		return nil
+	case err == nil || err == io.EOF:
+		err = io.ErrUnexpectedEOF
+	}
+	return &format.Error{Kind: format.ErrCorrupt, Path: t.Shard.Path, Tensor: t.Name, What: "cannot read", Err: err}
+}
+
+func resize[T any](b []T, n int) []T { return slices.Grow(b[:0], n)[:n] }
+
+// notFinite scans the whole matrix, so that the error is the same whichever
+// rows came first.
+func (s *Source) notFinite(buf *SourceBuffer) error {
+	row := make([]float32, s.Cols)
+	var first string
+	count := 0
+	for r := range s.Rows {
+		if err := s.read(buf, r, 1, row); err != nil {
+			return err
+		}
+		for c, x := range row {
+			if finite(x) {
+				continue
+			}
+			if count++; count > 1 {
+				continue
+			}
+			first = fmt.Sprintf("%v at row %d, column %d", x, r, c)
+			if s.Scales != nil {
+				first += fmt.Sprintf(": code 0x%02x, scale %v", buf.raw[c], buf.scales[c/fp8Block])
+			}
+		}
+	}
+	return s.fail(format.ErrCorrupt, fmt.Sprintf("%d weights are not finite, the first is", count), first, "")
+}
+
+func finite(x float32) bool { return x-x == 0 }
+
+func (s *Source) badRows(row, n, size int) error {
+	return s.fail(format.ErrUsage, fmt.Sprintf("%d values for rows %d to %d of %s", size, row, row+n, s.DType), "", fmt.Sprintf("rows of [%d %d]", s.Rows, s.Cols))
+}
+
+func (s *Source) fail(kind error, what, found, wanted string) error {
+	name := s.Name
+	if s.Tensor.Name != name {
+		name += " in " + s.Tensor.Name
+	}
+	return &format.Error{Kind: kind, Path: s.Tensor.Shard.Path, Tensor: name, What: what, Found: found, Wanted: wanted}
+}
+
+// Bind is a matrix of a snapshot as views into the mapped shards: packed codes
+// with their scales, the raw bytes of plain F32, BF16 and F16, or an FP8
+// checkpoint's codes with its scale grid. Scales are not looked at. Views are
+// invalid once the snapshot is closed.
+func Bind(snap *format.Snapshot, name string, rows, cols int) (Matrix, error) {
+	f, err := find(snap, Want{Name: name, Shape: []int{rows, cols}})
+	if err != nil {
+		return Matrix{}, err
+	}
+	if f.Tensor == nil {
+		return Matrix{}, snap.Missing(name)
+	}
+	if _, err := CodecFor(f.Spec.Format); err != nil {
+		return Matrix{}, f.problem("weight format", f.Spec.Name(), "one that can be decoded")
+	}
+	return f.Bind()
+}
