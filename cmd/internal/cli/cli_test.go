@@ -385,3 +385,19 @@ func TestTableAlignsNumbersRight(t *testing.T) {
 		t.Errorf("WriteTo: %d bytes, %v", n, err)
 	}
 }
+
+func TestPeakMemory(t *testing.T) {
+	if goruntime.GOOS == "windows" {
+		t.Skip("SKIPPED: not known on windows")
+	}
+	before := PeakMemory()
+	block := make([]byte, 64<<20)
+	for i := 0; i < len(block); i += 1024 {
+		block[i] = 1
+	}
+	after := PeakMemory()
+	goruntime.KeepAlive(block)
+	if before < 1<<20 || after < 64<<20 || after > 64<<30 {
+		t.Errorf("%s before and %s after touching 64 MiB", Bytes(before), Bytes(after))
+	}
+}
