@@ -70,10 +70,10 @@ func openShards(t testing.TB, shards ...[]testTensor) *format.Snapshot {
 	for i, tensors := range shards {
 		writeShard(t, filepath.Join(dir, fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, len(shards))), tensors)
 	}
-	return openDir(t, dir)
+	return open(t, dir)
 }
 
-func openDir(t testing.TB, dir string) *format.Snapshot {
+func open(t testing.TB, dir string) *format.Snapshot {
 	t.Helper()
 	snap, err := format.Open(dir)
 	if err != nil {
@@ -364,7 +364,7 @@ func TestSourceRowsInPieces(t *testing.T) {
 
 // FP8 goes through unchanged: the codes and scales as they are decode like the rows.
 func TestFP8PassThrough(t *testing.T) {
-	snap := openDir(t, fixtures.Path(t, "glm_moe_dsa_fp8"))
+	snap := open(t, fixtures.Path(t, "glm_moe_dsa_fp8"))
 	seen := 0
 	for _, name := range snap.Names() {
 		x := snap.Tensor(name)
@@ -436,7 +436,7 @@ func TestSourceOfShrunkFile(t *testing.T) {
 // Every matrix of the packed fixture is what its own source encodes to. Its
 // groups are of 64 columns, which rows of 96 do not tell from 48.
 func TestBindPackedSnapshot(t *testing.T) {
-	snap, source := openDir(t, fixtures.Path(t, "tiny-glm-g64")), openDir(t, fixtures.TinyGLMDir(t))
+	snap, source := open(t, fixtures.Path(t, "tiny-glm-g64")), open(t, fixtures.TinyGLMDir(t))
 	seen := 0
 	for _, name := range snap.Names() {
 		if snap.Tensor(name+format.ScaleSuffix) == nil {
