@@ -1,0 +1,730 @@
+package runtime
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"golang.org/x/text/unicode/norm"
+
+	"hawkmoth/format"
+)
+
+// Limits on what a tokenizer.json can make an encoding cost.
+const (
+	addedMaxBytes   = 512  // of one added token
+	pipelineMax     = 32   // normalizers, pre-tokenizers or decoders
+	normalizeGrowth = 64   // how many times longer normalizers may make a text
+	prependMaxBytes = 64   // of one prefix
+	templateMax     = 1024 // tokens around a text
+)
+
+// endTokens are special tokens that end a text or a turn in the models that have them.
+var endTokens = []string{"<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<end_of_turn>",
+	"<eos>", "</s>", "<｜end▁of▁sentence｜>"}
+
+type tokenizerJSON struct {
+	AddedTokens   []addedToken   `json:"added_tokens"`
+	Normalizer    jsontext.Value `json:"normalizer"`
+	PreTokenizer  jsontext.Value `json:"pre_tokenizer"`
+	PostProcessor jsontext.Value `json:"post_processor"`
+	Decoder       jsontext.Value `json:"decoder"`
+	Model         jsontext.Value `json:"model"`
+}
+
+type modelJSON struct {
+	Type                    string           `json:"type"`
+	Vocab                   map[string]int32 `json:"vocab"`
+	Merges                  mergeList        `json:"merges"`
+	Dropout                 *float64         `json:"dropout"`
+	UnkToken                *string          `json:"unk_token"`
+	ContinuingSubwordPrefix string           `json:"continuing_subword_prefix"`
+	EndOfWordSuffix         string           `json:"end_of_word_suffix"`
+	FuseUnk                 bool             `json:"fuse_unk"`
+	ByteFallback            bool             `json:"byte_fallback"`
+	IgnoreMerges            bool             `json:"ignore_merges"`
+}
+
+// mergeList is pairs of tokens, each written "a b" or ["a","b"].
+type mergeList [][2]string
+
+// UnmarshalJSONFrom reads either form.
+func (l *mergeList) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
+	if dec.PeekKind() == 'n' {
+		return dec.SkipValue()
+	}
+	open, err := dec.ReadToken()
+	if err != nil {
+		return err
+	}
+	if open.Kind() != '[' {
+		return errors.New("merges are not an array")
+	}
+	for dec.PeekKind() != ']' {
+		var pair [2]string
+		switch dec.PeekKind() {
+		case '[':
+			if err := json.UnmarshalDecode(dec, &pair); err != nil {
+				return err
+			}
+		default:
+			tok, err := dec.ReadToken()
+			if err != nil {
+				return err
+			}
+			if tok.Kind() != '"' {
+				return errors.New("a merge is neither a string nor a pair")
+			}
+			s := tok.String()
+			if strings.HasPrefix(s, "#version") {
+				continue
+			}
+			var ok bool
+			if pair[0], pair[1], ok = strings.Cut(s, " "); !ok || strings.Contains(pair[1], " ") {
+				return fmt.Errorf("merge %q is not two tokens", s)
+			}
+		}
+		*l = append(*l, pair)
+	}
+	_, err = dec.ReadToken()
+	return err
+}
+
+type tokenizerLoader struct {
+	t        *Tokenizer
+	problems format.Problems
+	vocab    map[string]int32
+}
+
+func (l *tokenizerLoader) fail(kind error, what string, args ...any) {
+	l.problems = append(l.problems, &format.Error{Kind: kind, Path: "tokenizer.json", What: fmt.Sprintf(what, args...)})
+}
+
+// part reads one component strictly: a key that is not known here may change
+// what it does.
+func (l *tokenizerLoader) part(where string, raw jsontext.Value, dst any) bool {
+	err := json.Unmarshal(raw, dst, json.RejectUnknownMembers(true))
+	if err == nil {
+		return true
+	}
+	kind := format.ErrCorrupt
+	if errors.Is(err, json.ErrUnknownName) {
+		kind = format.ErrUnsupported
+	}
+	l.problems = append(l.problems, &format.Error{Kind: kind, Path: "tokenizer.json", What: where, Err: err})
+	return false
+}
+
+// kind is the type of a component; empty for null.
+func (l *tokenizerLoader) kind(where string, raw jsontext.Value) string {
+	if len(raw) == 0 || raw.Kind() == 'n' {
+		return ""
+	}
+	var c struct {
+		Type string `json:"type"`
+	}
+	if err := json.Unmarshal(raw, &c); err != nil || c.Type == "" {
+		l.problems = append(l.problems, &format.Error{Kind: format.ErrCorrupt, Path: "tokenizer.json", What: where + " without a type", Err: err})
+	}
+	return c.Type
+}
+
+// flat is the components of raw in order, with every Sequence taken apart.
+func (l *tokenizerLoader) flat(where, list string, raw jsontext.Value) []jsontext.Value {
+	var out []jsontext.Value
+	todo := []jsontext.Value{raw}
+	for len(todo) > 0 && len(l.problems) == 0 {
+		raw, todo = todo[0], todo[1:]
+		switch l.kind(where, raw) {
+		case "":
+		case "Sequence":
+			var m map[string]jsontext.Value
+			var kids []jsontext.Value
+			if err := json.Unmarshal(raw, &m); err == nil {
+				err = json.Unmarshal(m[list], &kids)
+				if err != nil {
+					l.fail(format.ErrCorrupt, "%s Sequence without %s", where, list)
+				}
+			}
+			todo = append(slices.Clip(kids), todo...)
+		default:
+			out = append(out, raw)
+		}
+		if len(out)+len(todo) > pipelineMax {
+			l.fail(format.ErrUnsupported, "more than %d parts in %s", pipelineMax, where)
+		}
+	}
+	return out
+}
+
+// LoadTokenizer reads a tokenizer.json of the BPE family and, if not nil, the
+// tokenizer_config.json beside it. Parts that it does not know are refused by
+// name (format.ErrUnsupported), contradictions are format.ErrCorrupt, all at once.
+func LoadTokenizer(data, configJSON []byte) (*Tokenizer, error) {
+	var f tokenizerJSON
+	if err := json.Unmarshal(withoutBOM(data), &f); err != nil {
+		return nil, &format.Error{Kind: format.ErrCorrupt, Path: "tokenizer.json", What: "not a tokenizer", Err: err}
+	}
+	l := &tokenizerLoader{t: &Tokenizer{added: map[string]*addedToken{}, model: &bpeModel{}}}
+	l.preTokenizer(f.PreTokenizer) // says whether symbols are bytes
+	l.normalizer(f.Normalizer)
+	l.loadModel(f.Model)
+	l.addTokens(f.AddedTokens)
+	l.postProcessor(f.PostProcessor)
+	l.loadDecoder(f.Decoder)
+	if len(l.problems) == 0 {
+		l.texts()
+		l.endOfText(withoutBOM(configJSON))
+	}
+	if err := l.problems.Err(); err != nil {
+		return nil, err
+	}
+	return l.t, nil
+}
+
+func withoutBOM(data []byte) []byte { return bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")) }
+
+// patternJSON is a pattern that is either literal or an expression.
+type patternJSON struct {
+	String *string `json:"String"`
+	Regex  *string `json:"Regex"`
+}
+
+func (l *tokenizerLoader) pattern(where string, j patternJSON) *textPattern {
+	var src string
+	switch {
+	case j.Regex != nil && j.String == nil:
+		src = *j.Regex
+	case j.String != nil && j.Regex == nil:
+		if *j.String == "" {
+			l.fail(format.ErrUnsupported, "%s with an empty pattern", where)
+			return nil
+		}
+		src = quotePattern(*j.String)
+	default:
+		l.fail(format.ErrCorrupt, "%s without a pattern", where)
+		return nil
+	}
+	p, err := compilePattern(src)
+	if err != nil {
+		l.problems = append(l.problems, &format.Error{Kind: format.ErrUnsupported, Path: "tokenizer.json", What: where, Err: err})
+	}
+	return p
+}
+
+// quotePattern is a pattern that matches s alone.
+func quotePattern(s string) string {
+	var b strings.Builder
+	for _, r := range s {
+		if strings.ContainsRune(`\.+*?()|[]{}^$`, r) {
+			b.WriteByte('\\')
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+func (l *tokenizerLoader) normalizer(raw jsontext.Value) {
+	growth := 1
+	for _, raw := range l.flat("normalizer", "normalizers", raw) {
+		var step normalizeStep
+		switch kind := l.kind("normalizer", raw); kind {
+		case "NFC":
+			step = unicodeStep(norm.NFC)
+		case "NFD":
+			step = unicodeStep(norm.NFD)
+		case "NFKC":
+			step = unicodeStep(norm.NFKC)
+		case "NFKD":
+			step = unicodeStep(norm.NFKD)
+		case "Prepend":
+			var c struct {
+				Type    string `json:"type"`
+				Prepend string `json:"prepend"`
+			}
+			if l.part("normalizer Prepend", raw, &c); len(c.Prepend) > prependMaxBytes {
+				l.fail(format.ErrUnsupported, "normalizer Prepend of %d bytes", len(c.Prepend))
+			}
+			step = prependStep(c.Prepend)
+		case "Replace":
+			var c struct {
+				Type    string      `json:"type"`
+				Pattern patternJSON `json:"pattern"`
+				Content string      `json:"content"`
+			}
+			if !l.part("normalizer Replace", raw, &c) {
+				continue
+			}
+			p := l.pattern("normalizer Replace", c.Pattern)
+			if p == nil {
+				continue
+			}
+			if growth *= max(len(c.Content), 1); p.nullable || growth > normalizeGrowth {
+				l.fail(format.ErrUnsupported, "normalizer Replace by something much longer")
+			}
+			step = replaceStep(p, c.Content)
+		default:
+			l.fail(format.ErrUnsupported, "normalizer %s", kind)
+		}
+		l.t.normalize = append(l.t.normalize, step)
+	}
+}
+
+func (l *tokenizerLoader) preTokenizer(raw jsontext.Value) {
+	t := l.t
+	for _, raw := range l.flat("pre_tokenizer", "pretokenizers", raw) {
+		kind := l.kind("pre_tokenizer", raw)
+		if t.model.byteLevel {
+			l.fail(format.ErrUnsupported, "pre_tokenizer %s behind ByteLevel", kind)
+		}
+		switch kind {
+		case "Split":
+			var c struct {
+				Type     string      `json:"type"`
+				Pattern  patternJSON `json:"pattern"`
+				Behavior string      `json:"behavior"`
+				Invert   bool        `json:"invert"`
+			}
+			if !l.part("pre_tokenizer Split", raw, &c) {
+				continue
+			}
+			behavior, ok := splitBehaviors[c.Behavior]
+			if !ok {
+				l.fail(format.ErrUnsupported, "pre_tokenizer Split with behavior %q", c.Behavior)
+			}
+			t.steps = append(t.steps, splitStep{pattern: l.pattern("pre_tokenizer Split", c.Pattern), behavior: behavior, invert: c.Invert})
+		case "Digits":
+			var c struct {
+				Type       string `json:"type"`
+				Individual bool   `json:"individual_digits"`
+			}
+			l.part("pre_tokenizer Digits", raw, &c)
+			step := splitStep{behavior: splitContiguous}
+			if c.Individual {
+				step.behavior = splitIsolated
+			}
+			step.pattern, _ = compilePattern(`\p{N}`)
+			t.steps = append(t.steps, step)
+		case "ByteLevel":
+			c := byteLevelJSON{UseRegex: true}
+			l.part("pre_tokenizer ByteLevel", raw, &c)
+			step := splitStep{prefixSpace: c.AddPrefixSpace}
+			if c.UseRegex {
+				step.pattern, _ = compilePattern(gpt2Split)
+			}
+			t.model.byteLevel = true
+			if step.prefixSpace || step.pattern != nil {
+				t.steps = append(t.steps, step)
+			}
+		default:
+			l.fail(format.ErrUnsupported, "pre_tokenizer %s", kind)
+		}
+	}
+}
+
+type byteLevelJSON struct {
+	Type           string `json:"type"`
+	AddPrefixSpace bool   `json:"add_prefix_space"`
+	TrimOffsets    bool   `json:"trim_offsets"` // offsets are not given here
+	UseRegex       bool   `json:"use_regex"`
+}
+
+func (l *tokenizerLoader) loadModel(raw jsontext.Value) {
+	var c modelJSON
+	if len(raw) == 0 {
+		l.fail(format.ErrCorrupt, "no model")
+		return
+	}
+	// The type first: other models have other keys. Files older than the key are BPE if they have merges.
+	var head struct {
+		Type   string         `json:"type"`
+		Merges jsontext.Value `json:"merges"`
+	}
+	if err := json.Unmarshal(raw, &head); err == nil && head.Type != "BPE" && (head.Type != "" || head.Merges == nil) {
+		l.fail(format.ErrUnsupported, "model %q", head.Type)
+		return
+	}
+	if !l.part("model", raw, &c) {
+		return
+	}
+	for _, bad := range []struct {
+		is   bool
+		what string
+	}{
+		{c.Dropout != nil && *c.Dropout != 0, "dropout"},
+		{c.ContinuingSubwordPrefix != "", "continuing_subword_prefix"},
+		{c.EndOfWordSuffix != "", "end_of_word_suffix"},
+	} {
+		if bad.is {
+			l.fail(format.ErrUnsupported, "model with %s", bad.what)
+		}
+	}
+	l.vocab = c.Vocab
+	m := l.t.model
+	m.fuseUnk, m.byteFallback, m.ignoreMerges, m.unk = c.FuseUnk, c.ByteFallback, c.IgnoreMerges, -1
+	m.cache = newWordCache()
+	if c.UnkToken != nil && *c.UnkToken != "" {
+		id, ok := c.Vocab[*c.UnkToken]
+		if !ok {
+			l.fail(format.ErrCorrupt, "unk_token %q is not in the vocabulary", *c.UnkToken)
+		}
+		m.unk = id
+	}
+	for text, id := range c.Vocab {
+		if !l.token(id, text) {
+			return
+		}
+	}
+	l.mergeTable(c.Merges)
+	l.symbols()
+}
+
+// token notes that id is spelt text.
+func (l *tokenizerLoader) token(id int32, text string) bool {
+	// Ids index tables, whose size must follow from that of the file.
+	if limit := 1<<16 + 8*len(l.vocab); id < 0 || int(id) >= limit {
+		l.fail(format.ErrCorrupt, "token %q has id %d (wanted 0 to %d)", text, id, limit-1)
+		return false
+	}
+	if n := int(id) + 1; n > len(l.t.tokens) {
+		l.t.tokens = append(l.t.tokens, make([]tokenInfo, n-len(l.t.tokens))...)
+	}
+	tok := &l.t.tokens[id]
+	if tok.known && tok.text != text {
+		first, second := min(tok.text, text), max(tok.text, text)
+		l.fail(format.ErrCorrupt, "tokens %q and %q both have id %d", first, second, id)
+		return false
+	}
+	tok.text, tok.known = text, true
+	return true
+}
+
+func (l *tokenizerLoader) mergeTable(merges mergeList) {
+	m := l.t.model
+	m.merges = make(map[uint64]bpeMerge, len(merges))
+	m.joins = map[uint64]struct{}{}
+	for rank, pair := range merges {
+		a, okA := l.vocab[pair[0]]
+		b, okB := l.vocab[pair[1]]
+		both := pair[0] + pair[1]
+		id, ok := l.vocab[both]
+		if !okA || !okB || !ok {
+			l.fail(format.ErrCorrupt, "merge %d of %q and %q is not in the vocabulary", rank, pair[0], pair[1])
+			return
+		}
+		m.merges[bpePair(a, b)] = bpeMerge{int32(rank), id}
+		if m.byteLevel {
+			continue
+		}
+		last := rune(-1)
+		for _, r := range both {
+			if last >= 0 {
+				m.joins[bpePair(last, r)] = struct{}{}
+			}
+			last = r
+		}
+	}
+}
+
+// symbols fills the tables that a text is spelt with.
+func (l *tokenizerLoader) symbols() {
+	m := l.t.model
+	m.ids = l.vocab
+	for i := range m.ascii {
+		m.ascii[i] = -1
+		if id, ok := l.vocab[string(rune(i))]; ok {
+			m.ascii[i] = id
+		}
+	}
+	missing := 0
+	for i := range m.bytes {
+		text := fmt.Sprintf("<0x%02X>", i)
+		if m.byteLevel {
+			text = string(byteAlphabet[i])
+		}
+		id, ok := l.vocab[text]
+		if !ok {
+			id = -1
+			missing++
+		}
+		m.bytes[i] = id
+	}
+	if !m.byteLevel {
+		return
+	}
+	if m.byteFallback && missing > 0 {
+		l.fail(format.ErrUnsupported, "byte_fallback of a byte-level vocabulary that lacks %d bytes", missing)
+	}
+	m.ids = make(map[string]int32, len(l.vocab))
+	for text, id := range l.vocab {
+		if raw, ok := fromByteAlphabet(text); ok {
+			m.ids[raw] = id
+		}
+	}
+}
+
+func (l *tokenizerLoader) addTokens(added []addedToken) {
+	t := l.t
+	for i := range added {
+		a := &added[i]
+		if a.Content == "" {
+			continue
+		}
+		if len(a.Content) > addedMaxBytes {
+			l.fail(format.ErrUnsupported, "added token of %d bytes", len(a.Content))
+			continue
+		}
+		if id, ok := l.vocab[a.Content]; ok && id != a.ID {
+			l.fail(format.ErrCorrupt, "added token %q has id %d, in the vocabulary %d", a.Content, a.ID, id)
+			continue
+		}
+		if old := t.added[a.Content]; old != nil && old.ID != a.ID {
+			l.fail(format.ErrCorrupt, "added token %q has ids %d and %d", a.Content, old.ID, a.ID)
+			continue
+		}
+		if !l.token(a.ID, a.Content) {
+			continue
+		}
+		t.tokens[a.ID].special = a.Special
+		t.added[a.Content] = a
+	}
+	if len(l.problems) > 0 {
+		return
+	}
+	work := &splitWork{}
+	for i := range added {
+		a := &added[i]
+		if t.added[a.Content] != a {
+			continue
+		}
+		if !a.Normalized {
+			t.plain.add(a.Content, a)
+			continue
+		}
+		content := a.Content
+		for _, step := range t.normalize {
+			content = step(content, work)
+		}
+		if content == "" {
+			l.fail(format.ErrUnsupported, "added token %q that normalizes to nothing", a.Content)
+			return
+		}
+		t.normalized.add(content, a)
+	}
+}
+
+func (l *tokenizerLoader) postProcessor(raw jsontext.Value) {
+	for _, raw := range l.flat("post_processor", "processors", raw) {
+		switch kind := l.kind("post_processor", raw); kind {
+		case "ByteLevel": // moves offsets only
+		case "TemplateProcessing":
+			l.template(raw)
+		default:
+			l.fail(format.ErrUnsupported, "post_processor %s", kind)
+		}
+	}
+}
+
+func (l *tokenizerLoader) template(raw jsontext.Value) {
+	type ref struct {
+		ID string `json:"id"`
+	}
+	var c struct {
+		Single []struct {
+			SpecialToken *ref `json:"SpecialToken"`
+			Sequence     *ref `json:"Sequence"`
+		} `json:"single"`
+		Tokens map[string]struct {
+			IDs []int32 `json:"ids"`
+		} `json:"special_tokens"`
+	}
+	if err := json.Unmarshal(raw, &c); err != nil {
+		l.problems = append(l.problems, &format.Error{Kind: format.ErrCorrupt, Path: "tokenizer.json", What: "post_processor TemplateProcessing", Err: err})
+		return
+	}
+	t := l.t
+	around := [2][]int32{}
+	texts := 0
+	for _, p := range c.Single {
+		switch {
+		case p.Sequence != nil && p.Sequence.ID == "A" && texts == 0:
+			texts++
+		case p.SpecialToken != nil:
+			tok, ok := c.Tokens[p.SpecialToken.ID]
+			if !ok {
+				l.fail(format.ErrCorrupt, "post_processor TemplateProcessing: no special token %q", p.SpecialToken.ID)
+			}
+			around[texts] = append(around[texts], tok.IDs...)
+		default:
+			l.fail(format.ErrUnsupported, "post_processor TemplateProcessing: not one text")
+			return
+		}
+		if len(around[texts]) > templateMax {
+			l.fail(format.ErrUnsupported, "post_processor TemplateProcessing of more than %d tokens", templateMax)
+			return
+		}
+	}
+	if texts != 1 {
+		l.fail(format.ErrUnsupported, "post_processor TemplateProcessing: not one text")
+	}
+	// A later processor works on the result of the one before.
+	t.prefix = append(around[0], t.prefix...)
+	t.suffix = append(t.suffix, around[1]...)
+}
+
+// loadDecoder takes ByteLevel, or Replace, ByteFallback, Fuse and Strip in that
+// order, which is how they stand in files; the first three may be absent.
+func (l *tokenizerLoader) loadDecoder(raw jsontext.Value) {
+	d := &l.t.decoder
+	parts := l.flat("decoder", "decoders", raw)
+	if len(parts) == 0 {
+		d.separator = " "
+	}
+	stage, fused := 0, false
+	for _, raw := range parts {
+		kind := l.kind("decoder", raw)
+		order := slices.Index([]string{"Replace", "ByteFallback", "Fuse", "Strip", "ByteLevel"}, kind)
+		if order < stage || order == 4 && len(parts) > 1 {
+			l.fail(format.ErrUnsupported, "decoder %s", kind)
+			continue
+		}
+		stage = order
+		switch kind {
+		case "ByteLevel":
+			var c byteLevelJSON
+			l.part("decoder ByteLevel", raw, &c)
+			d.byteLevel = true
+		case "Replace":
+			var c struct {
+				Type    string      `json:"type"`
+				Pattern patternJSON `json:"pattern"`
+				Content string      `json:"content"`
+			}
+			if !l.part("decoder Replace", raw, &c) || l.pattern("decoder Replace", c.Pattern) == nil {
+				continue
+			}
+			if c.Pattern.String == nil {
+				l.fail(format.ErrUnsupported, "decoder Replace of an expression")
+				continue
+			}
+			l.replaceTexts(*c.Pattern.String, c.Content)
+		case "ByteFallback":
+			d.fallback = true
+		case "Fuse":
+			fused = true
+		case "Strip":
+			var c struct {
+				Type    string `json:"type"`
+				Content string `json:"content"`
+				Start   int    `json:"start"`
+				Stop    int    `json:"stop"`
+			}
+			if l.part("decoder Strip", raw, &c); !fused || c.Stop != 0 || c.Start < 0 || utf8.RuneCountInString(c.Content) != 1 || d.stripMax > 0 {
+				l.fail(format.ErrUnsupported, "decoder Strip other than at the start of the whole text")
+			}
+			d.strip, d.stripMax = c.Content, c.Start
+		}
+	}
+}
+
+func (l *tokenizerLoader) replaceTexts(from, to string) {
+	total := 0
+	for i := range l.t.tokens {
+		tok := &l.t.tokens[i]
+		tok.text = strings.ReplaceAll(tok.text, from, to)
+		if total += len(tok.text); len(to) > prependMaxBytes || total > normalizeGrowth<<24 {
+			l.fail(format.ErrUnsupported, "decoder Replace by something much longer")
+			return
+		}
+	}
+}
+
+// texts makes of every token's spelling what decoding emits.
+func (l *tokenizerLoader) texts() {
+	for i := range l.t.tokens {
+		tok := &l.t.tokens[i]
+		if l.t.decoder.byteLevel {
+			if raw, ok := fromByteAlphabet(tok.text); ok {
+				tok.text = raw
+			}
+		}
+		if s := tok.text; len(s) == 6 && strings.HasPrefix(s, "<0x") && s[5] == '>' {
+			n, err := strconv.ParseUint(s[3:5], 16, 8)
+			tok.isByte, tok.value = err == nil, byte(n)
+		}
+	}
+}
+
+func (l *tokenizerLoader) endOfText(config []byte) {
+	t := l.t
+	add := func(id int32) {
+		if !slices.Contains(t.eos, id) {
+			t.eos = append(t.eos, id)
+		}
+	}
+	for _, s := range endTokens {
+		if a := t.added[s]; a != nil && a.Special {
+			add(a.ID)
+		}
+	}
+	if len(config) > 0 {
+		var c struct {
+			EOS jsontext.Value `json:"eos_token"`
+		}
+		if err := json.Unmarshal(config, &c); err != nil {
+			l.problems = append(l.problems, &format.Error{Kind: format.ErrCorrupt, Path: "tokenizer_config.json", What: "not a JSON object", Err: err})
+			return
+		}
+		var text string
+		switch c.EOS.Kind() {
+		case '"':
+			_ = json.Unmarshal(c.EOS, &text)
+		case '{':
+			var a struct {
+				Content string `json:"content"`
+			}
+			_ = json.Unmarshal(c.EOS, &a)
+			text = a.Content
+		}
+		if id, ok := t.TokenID(text); ok && text != "" {
+			add(id)
+		}
+	}
+	slices.Sort(t.eos)
+}
+
+// byteAlphabet is the printable character that byte-level vocabularies write
+// for each byte (GPT-2's bytes_to_unicode), byteOfRune its inverse.
+var byteAlphabet, byteOfRune = func() (to [256]rune, from map[rune]byte) {
+	from = map[rune]byte{}
+	next := rune(256)
+	for i := range 256 {
+		r := rune(i)
+		if r < '!' || r > '~' && r < 0xa1 || r == 0xad {
+			r = next
+			next++
+		}
+		to[i], from[r] = r, byte(i)
+	}
+	return to, from
+}()
+
+// fromByteAlphabet is the bytes that s spells; false if a character is not of
+// the alphabet.
+func fromByteAlphabet(s string) (string, bool) {
+	out := make([]byte, 0, len(s))
+	for _, r := range s {
+		b, ok := byteOfRune[r]
+		if !ok {
+			return "", false
+		}
+		out = append(out, b)
+	}
+	return string(out), true
+}
