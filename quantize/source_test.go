@@ -265,7 +265,7 @@ func TestB10UnsupportedDtypes(t *testing.T) {
 }
 
 // Fused experts were left as they were: 91 % of the weights.
-func TestC8FusedExpertsAreSplit(t *testing.T) {
+func TestC8SourceSlicesFusedExperts(t *testing.T) {
 	up, down := exactHalves(4*32*16), exactHalves(4*16*16)
 	snap := openShards(t, []testTensor{
 		bf16Tensor("mlp.experts.gate_up_proj", []int{4, 32, 16}, up), bf16Tensor("mlp.experts.down_proj", []int{4, 16, 16}, down),
