@@ -29,8 +29,9 @@ func ActivationBits(id format.ID) int { return layouts[id].bits }
 // Quantize rounds x to integers of the given width (8 or 12) with
 // Scale[b] = max(max|x|/Q, 1e-8) and Q = 127 or 2047, and reuses a's memory.
 //
-// A block that holds a NaN or an infinity gets the scale NaN, so that every
-// product with it is NaN and cannot pass for a number.
+// A block that holds a NaN or an infinity gets the scale NaN, or an infinite
+// scale and zeros, so that every product with it is NaN and cannot pass for a
+// number.
 func (a *Activation) Quantize(x []float32, bits int) {
 	blocks := (len(x) + Block - 1) / Block
 	a.N, a.Bits = len(x), bits
@@ -43,11 +44,6 @@ func (a *Activation) Quantize(x []float32, bits int) {
 		var top uint32 // magnitudes compare as integers, NaN above all
 		for _, v := range xs {
 			top = max(top, math.Float32bits(v)&0x7fffffff)
-		}
-		if top >= 0x7f800000 {
-			clear(q)
-			a.Scale[b] = float32(math.NaN())
-			continue
 		}
 		s := max(math.Float32frombits(top)/limit, minScale)
 		a.Scale[b] = s

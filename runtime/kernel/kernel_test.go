@@ -247,6 +247,40 @@ func TestDotEqualsTheNaiveTranscription(t *testing.T) {
 	}
 }
 
+// Every stripe must take the exact step where the plain float64 sum is a tie.
+func TestTiesInEveryStripe(t *testing.T) {
+	// Found by searching: a·b + c ends so near half an ulp of c that float64 loses the difference.
+	ties := 0
+	r := rand.New(rand.NewPCG(24, 0))
+	for range 20_000 {
+		c := 1 + float32(r.IntN(1<<23))*0x1p-23
+		a := 1 + float32(r.IntN(1<<12))*0x1p-23
+		b := float32(0x1p-24 / float64(a))
+		if float32(float64(a)*float64(b)+float64(c)) == FMA(a, b, c) {
+			continue
+		}
+		ties++
+		j := ties % 16
+		x, y := make([]float32, 32), make([]float32, 32)
+		x[j], y[j], x[16+j], y[16+j] = c, 1, a, b
+		equalBits(t, "Dot", []float32{Dot(x, y)}, []float32{FMA(a, b, c)})
+		out, want := make([]float32, 7), make([]float32, 7)
+		out[j%7], want[j%7] = c, FMA(a, b, c)
+		z := make([]float32, 7)
+		z[j%7] = b
+		for i := range out {
+			if i != j%7 { // ordinary neighbours, so that the tie alone asks for the exact step
+				out[i], z[i], want[i] = 1, 1, 1+a
+			}
+		}
+		AddScaled(out, a, z)
+		equalBits(t, "AddScaled", out, want)
+	}
+	if ties < 100 {
+		t.Errorf("only %d ties found", ties)
+	}
+}
+
 func TestNorms(t *testing.T) {
 	r := rand.New(rand.NewPCG(13, 0))
 	for _, n := range sizes {
@@ -351,7 +385,9 @@ func TestExpErrorBelowOneUlp(t *testing.T) {
 			check(x)
 		}
 	}
-	for _, x := range []float32{-87, 88, 0, 5.2016387, -26.68565} { // the last two are the worst of all float32
+	// The largest errors of all float32, and arguments where x·log2e + shift
+	// rounds to another integer if it is fused.
+	for _, x := range []float32{-87, 88, 0, 5.2016387, -26.68565, -0x1.686fc2p+04, -0x1.94cc48p+04, -0x1.196af2p+06, -0x1.566a2ap+06} {
 		check(x)
 	}
 	if worst >= 0.9 || worst < 0.88 {
@@ -608,6 +644,17 @@ func TestRoute(t *testing.T) {
 			}
 			equalBits(t, "weights", w, weights)
 		}
+	}
+}
+
+// Even a router that has underflowed shares nothing out of noise.
+func TestRouteWithVanishingProbabilities(t *testing.T) {
+	ids, w := make([]int32, 2), make([]float32, 2)
+	Route([]float32{-100, -100, -100}, nil, 1, 1, 2, true, 1, ids, w, new(Scratch))
+	sig := 1 / float32(math.MaxFloat32)
+	equalBits(t, "weights", w, []float32{sig / (sig + sig + 1e-20), sig / (sig + sig + 1e-20)})
+	if !slices.Equal(ids, []int32{0, 1}) {
+		t.Errorf("ids %v", ids)
 	}
 }
 

@@ -74,7 +74,6 @@ func matVec(m quantize.Matrix, lo, hi int, x [][]float32, act []Activation, y []
 		l.spread(tmp.words[:whole*perBlock], row)
 		if whole < blocks {
 			// Beyond the row's end stand zero activations, whatever the codes.
-			tmp.tail = [Block]byte{}
 			copy(tmp.tail[:], row[whole*l.blockBytes:])
 			l.spread(tmp.words[whole*perBlock:], tmp.tail[:])
 		}
@@ -118,20 +117,24 @@ func rowTree(d []int32, sx []float32) float32 {
 // groupTree is the four-stripe sum where a group is a whole number of blocks.
 func groupTree(d []int32, sx, s []float32, blocks int) float32 {
 	var acc [4]float32
-	b := 0
-	for ; b+4 <= len(sx); b += 4 {
-		d, c := (*[4]int32)(d[b:]), (*[4]float32)(sx[b:])
-		if blocks == 1 {
-			s := (*[4]float32)(s[b:])
-			fma4(&acc, &[4]float32{c[0] * s[0], c[1] * s[1], c[2] * s[2], c[3] * s[3]},
-				&[4]float32{float32(d[0]), float32(d[1]), float32(d[2]), float32(d[3])})
+	g, left := 0, blocks
+	for b := 0; b < len(sx); b += 4 {
+		var c, v [4]float32
+		n := min(4, len(sx)-b)
+		for j := range n {
+			c[j] = sx[b+j] * s[g]
+			v[j] = float32(d[b+j])
+			if left--; left == 0 {
+				g, left = g+1, blocks
+			}
+		}
+		if n == 4 {
+			fma4(&acc, &c, &v)
 			continue
 		}
-		fma4(&acc, &[4]float32{c[0] * s[b/blocks], c[1] * s[(b+1)/blocks], c[2] * s[(b+2)/blocks], c[3] * s[(b+3)/blocks]},
-			&[4]float32{float32(d[0]), float32(d[1]), float32(d[2]), float32(d[3])})
-	}
-	for ; b < len(sx); b++ {
-		acc[b&3] = FMA(float32(sx[b]*s[b/blocks]), float32(d[b]), acc[b&3])
+		for j := range n {
+			acc[j] = FMA(c[j], v[j], acc[j])
+		}
 	}
 	return (acc[0] + acc[1]) + (acc[2] + acc[3])
 }
