@@ -4,8 +4,10 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
+	"unicode"
 )
 
 // The kinds of failure that callers tell apart with errors.Is; cmd/internal/cli
@@ -32,24 +34,39 @@ func (e *Error) Error() string {
 	var b strings.Builder
 	for _, s := range []string{e.Path, e.Tensor} {
 		if s != "" {
-			b.WriteString(s)
+			b.WriteString(clean(s))
 			b.WriteString(": ")
 		}
 	}
-	b.WriteString(e.What)
+	b.WriteString(clean(e.What))
 	if e.Err != nil {
 		b.WriteString(": ")
 		b.WriteString(e.Err.Error())
 	}
-	switch {
-	case e.Found != "" && e.Wanted != "":
-		b.WriteString(" (found " + e.Found + ", wanted " + e.Wanted + ")")
-	case e.Found != "":
-		b.WriteString(" (found " + e.Found + ")")
-	case e.Wanted != "":
-		b.WriteString(" (wanted " + e.Wanted + ")")
+	switch found, wanted := clean(e.Found), clean(e.Wanted); {
+	case found != "" && wanted != "":
+		b.WriteString(" (found " + found + ", wanted " + wanted + ")")
+	case found != "":
+		b.WriteString(" (found " + found + ")")
+	case wanted != "":
+		b.WriteString(" (wanted " + wanted + ")")
 	}
 	return b.String()
+}
+
+// maxText bounds each part of a message, since a hostile file chooses its names.
+const maxText = 2000
+
+// clean makes text from a file safe for a terminal: no control characters, not endless.
+func clean(s string) string {
+	if len(s) > maxText {
+		s = strings.ToValidUTF8(s[:maxText], "") + "…"
+	}
+	if strings.ContainsFunc(s, unicode.IsControl) {
+		q := strconv.Quote(s)
+		return q[1 : len(q)-1]
+	}
+	return s
 }
 
 // Unwrap lets errors.Is find the kind and the cause.
@@ -92,6 +109,7 @@ var causes = []struct {
 	what string
 }{
 	{syscall.ENOSPC, "disk is full"},
+	{syscall.EFBIG, "file is larger than the file system allows"},
 	{syscall.EROFS, "read-only file system"},
 	{fs.ErrPermission, "not permitted"},
 	{syscall.ENOTDIR, "a part of the path is a file, not a directory"},

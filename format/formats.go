@@ -178,4 +178,10 @@ func ParseFormat(text string) (ID, int, error) {
 	return 0, 0, &Error{Kind: ErrUsage, What: "no such format", Found: text, Wanted: strings.Join(names, ", ")}
 }
 
-func ceil(a, b int) int { return (a + b - 1) / b }
+// ceil is a/b rounded up; 0 for the group size that an incomplete Spec lacks.
+func ceil(a, b int) int {
+	if b <= 0 {
+		return 0
+	}
+	return (a + b - 1) / b
+}

@@ -9,13 +9,17 @@ import (
 // maxDim bounds rows and columns so that no size overflows.
 const maxDim = 1 << 30
 
+func inRange(rows, cols int) bool {
+	return rows > 0 && cols > 0 && rows <= maxDim && cols <= maxDim
+}
+
 // Candidates is every reading of a packed matrix [rows, cols] that the bytes
 // of its codes and of its scales allow. The first is what an engine takes that
 // has nothing but the bytes, so the order is the rule: the e8 tag, then by
 // bytes of codes int8 (before fp8, the incumbent), int4 (one scale a row, else
 // the smallest group size), int2, int3; mxfp4, which no such engine reads, is last.
 func Candidates(weightBytes, scaleBytes int64, rows, cols int) []Spec {
-	if rows <= 0 || cols <= 0 || rows > maxDim || cols > maxDim {
+	if !inRange(rows, cols) {
 		return nil
 	}
 	var found []Spec
@@ -50,7 +54,7 @@ func Infer(weightBytes, scaleBytes int64, rows, cols int) (Spec, error) {
 	if found := Candidates(weightBytes, scaleBytes, rows, cols); len(found) > 0 {
 		return found[0], nil
 	}
-	if rows <= 0 || cols <= 0 || rows > maxDim || cols > maxDim {
+	if !inRange(rows, cols) {
 		return Spec{}, &Error{Kind: ErrUnsupported, What: "size of matrix is out of range", Found: fmt.Sprintf("[%d,%d]", rows, cols)}
 	}
 	fp8 := Spec{Format: FP8, Rows: rows, Cols: cols}
@@ -90,7 +94,7 @@ func (s Spec) Canonical() Spec {
 // and not ambiguous; plain tensors carry their dtype and never are.
 func Ambiguous(s Spec) (other Spec, yes bool) {
 	s = s.Canonical()
-	if !s.Format.Info().Packed {
+	if !s.Format.Info().Packed || !inRange(s.Rows, s.Cols) || s.Format == Int4Grouped && s.Group <= 0 {
 		return Spec{}, false
 	}
 	other, err := Infer(s.Bytes(), s.ScaleBytes(), s.Rows, s.Cols)

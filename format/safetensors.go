@@ -9,7 +9,6 @@ import (
 	"math/bits"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"unsafe"
 
@@ -67,7 +66,12 @@ func OpenShard(path string) (*Shard, error) {
 		return nil, err
 	}
 	s := &Shard{Path: path, file: f}
-	if err := s.readHeader(); err != nil {
+	st, err := f.Stat()
+	if err == nil {
+		s.Size = st.Size()
+		err = s.readHeader(f)
+	}
+	if err != nil {
 		_ = f.Close()
 		return nil, err
 	}
@@ -76,24 +80,22 @@ func OpenShard(path string) (*Shard, error) {
 
 // openFile opens a regular file and names broken links.
 func openFile(path string) (*os.File, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		if target, lerr := os.Readlink(path); lerr == nil {
-			if _, serr := os.Stat(path); serr != nil {
-				// Not wrapped: the name is there, so it is not fs.ErrNotExist.
-				return nil, &Error{Kind: ErrIncomplete, Path: path, What: "broken link to " + target}
-			}
+	st, err := os.Stat(path) // first, since opening a pipe would wait for its other end
+	switch {
+	case err == nil && !st.Mode().IsRegular():
+		return nil, &Error{Kind: ErrCorrupt, Path: path, What: "not a regular file"}
+	case err == nil:
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, fileError(path, "cannot open", err)
 		}
-		return nil, fileError(path, "cannot open", err)
+		return f, nil
 	}
-	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		_ = f.Close()
-		if err == nil {
-			err = &Error{Kind: ErrCorrupt, Path: path, What: "not a regular file"}
-		}
-		return nil, err
+	if target, lerr := os.Readlink(path); lerr == nil {
+		// Not wrapped: the name is there, so it is not fs.ErrNotExist.
+		return nil, &Error{Kind: ErrIncomplete, Path: path, What: "broken link to " + target + ": incomplete download?"}
 	}
-	return f, nil
+	return nil, fileError(path, "cannot open", err)
 }
 
 // strangers are other files that people hand to a safetensors reader.
@@ -113,36 +115,36 @@ func looksLike(head []byte) string {
 	return ""
 }
 
-func (s *Shard) readHeader() error {
-	st, err := s.file.Stat()
-	if err != nil {
-		return fileError(s.Path, "cannot read", err)
-	}
-	s.Size = st.Size()
+// readHeader reads Size bytes of r as far as the header goes and checks them.
+func (s *Shard) readHeader(r io.ReaderAt) error {
 	head := make([]byte, min(s.Size, 64))
-	if _, err := io.ReadFull(io.NewSectionReader(s.file, 0, s.Size), head); err != nil {
+	if _, err := io.ReadFull(io.NewSectionReader(r, 0, s.Size), head); err != nil {
 		return fileError(s.Path, "cannot read", err)
 	}
 	bad := func(what, found, wanted string) error {
 		return &Error{Kind: ErrCorrupt, Path: s.Path, What: what, Found: found, Wanted: wanted}
 	}
-	if stranger := looksLike(head); s.Size < 8 || stranger != "" {
-		return bad(fmt.Sprintf("shard is %d bytes, not a safetensors file%s", s.Size, stranger), "", "")
+	var n uint64
+	if s.Size >= 8 {
+		n = binary.LittleEndian.Uint64(head)
 	}
-	n := binary.LittleEndian.Uint64(head)
-	if n > maxHeader {
-		return bad("header length is out of range", fmt.Sprint(n), fmt.Sprintf("at most %d", maxHeader))
+	// A length of a real header may begin with the letters of a stranger.
+	stranger, outside := looksLike(head), n > maxHeader || int64(n) > s.Size-8
+	switch {
+	case s.Size < 8 || outside && stranger != "":
+		return bad(fmt.Sprintf("shard is %d bytes, not a safetensors file%s", s.Size, stranger), "", "")
+	case n > maxHeader:
+		return bad("header length is out of range", fmt.Sprintf("%d bytes", n), fmt.Sprintf("at most %d", maxHeader))
+	case outside:
+		return bad("shard is truncated inside its header", fmt.Sprintf("%d bytes", s.Size), fmt.Sprintf("at least %d", 8+n))
 	}
 	s.HeaderSize = int64(n)
-	if s.HeaderSize > s.Size-8 {
-		return bad("file ends inside the header, truncated", fmt.Sprintf("%d bytes", s.Size), fmt.Sprintf("at least %d", 8+n))
-	}
 	header := make([]byte, n)
-	if _, err := s.file.ReadAt(header, 8); err != nil {
+	if _, err := io.ReadFull(io.NewSectionReader(r, 8, int64(n)), header); err != nil {
 		return fileError(s.Path, "cannot read the header", err)
 	}
 	if n == 0 || header[0] != '{' {
-		return bad("header does not start with '{'", fmt.Sprintf("%.8q", header), "")
+		return bad("header does not begin with {", fmt.Sprintf("%.8q", header), "")
 	}
 	problems, err := s.parseHeader(header)
 	if err != nil {
@@ -160,11 +162,11 @@ func (s *Shard) readHeader() error {
 func (s *Shard) parseHeader(header []byte) (Problems, error) {
 	var problems Problems
 	d := jsontext.NewDecoder(bytes.NewBuffer(header))
-	err := readObject(d, func(name string) error {
-		if name == "__metadata__" {
+	err := readObject(d, func(name []byte) error {
+		if string(name) == "__metadata__" {
 			return s.parseMetadata(d)
 		}
-		t := &Tensor{Name: name, Shard: s}
+		t := &Tensor{Name: string(name), Shard: s}
 		raw, err := t.parse(d)
 		if err != nil {
 			return err
@@ -192,7 +194,8 @@ func (s *Shard) parseMetadata(d *jsontext.Decoder) error {
 		return d.SkipValue()
 	}
 	s.Metadata = map[string]string{}
-	return readObject(d, func(key string) error {
+	return readObject(d, func(name []byte) error {
+		key := string(name)
 		value, ok, err := readString(d)
 		if err == nil && !ok {
 			err = fmt.Errorf("__metadata__ value of %q is not a string", key)
@@ -210,8 +213,8 @@ func (t *Tensor) parse(d *jsontext.Decoder) (string, error) {
 	var begin, end int64
 	var bad string
 	seen := 0
-	err := readObject(d, func(key string) error {
-		switch key {
+	err := readObject(d, func(key []byte) error {
+		switch string(key) {
 		case "dtype":
 			seen |= 1
 			text, ok, err := readString(d)
@@ -432,8 +435,9 @@ func (s *Shard) Close() error {
 	return err
 }
 
-// readObject calls member for each name of an object; member reads the value.
-func readObject(d *jsontext.Decoder, member func(name string) error) error {
+// readObject calls member for each name of an object; member reads the value,
+// after which the name's bytes are gone.
+func readObject(d *jsontext.Decoder, member func(name []byte) error) error {
 	tok, err := d.ReadToken()
 	if err != nil {
 		return err
@@ -441,12 +445,17 @@ func readObject(d *jsontext.Decoder, member func(name string) error) error {
 	if tok.Kind() != '{' {
 		return fmt.Errorf("not a JSON object at offset %d", d.InputOffset())
 	}
+	var buf [128]byte
 	for d.PeekKind() != '}' {
-		tok, err := d.ReadToken()
+		v, err := d.ReadValue()
 		if err != nil {
 			return err
 		}
-		if err := member(strings.Clone(tok.String())); err != nil {
+		name, err := jsontext.AppendUnquote(buf[:0], v)
+		if err != nil {
+			return err
+		}
+		if err := member(name); err != nil {
 			return err
 		}
 	}
@@ -474,7 +483,7 @@ func readInts(d *jsontext.Decoder) ([]int64, bool, error) {
 	if _, err := d.ReadToken(); err != nil {
 		return nil, false, err
 	}
-	var list []int64
+	list := make([]int64, 0, 4)
 	ok := true
 	for d.PeekKind() != ']' {
 		v, err := d.ReadValue()

@@ -51,7 +51,7 @@ func Open(dir string, overlays ...string) (*Snapshot, error) {
 		if i == 0 {
 			s.Dir, s.Index = p.dir, p.index
 		}
-		problems = append(problems, s.lay(p)...)
+		s.lay(p)
 		claims = append(claims, p.claims...)
 	}
 	problems = append(problems, s.pair()...)
@@ -87,14 +87,10 @@ type claim struct {
 
 func openPart(path string) (*part, Problems) {
 	p := &part{dir: path, tensors: map[string]*Tensor{}}
-	st, err := os.Stat(path)
-	if err != nil {
-		_, err = openFile(path) // names a broken link
-		return p, Problems{err}
-	}
 	files := []string{path}
 	var problems Problems
-	if st.IsDir() {
+	var err error
+	if st, serr := os.Stat(path); serr == nil && st.IsDir() {
 		if files, err = shardFiles(path); err != nil {
 			return p, Problems{err}
 		}
@@ -224,14 +220,13 @@ func (p *part) staleEntries(holders map[string][]*Tensor) int {
 
 // lay puts a part over what is there. A packed matrix is one unit: a part that
 // holds N replaces N and its scales.
-func (s *Snapshot) lay(p *part) Problems {
+func (s *Snapshot) lay(p *part) {
 	for name, t := range p.tensors {
 		if _, held := p.tensors[name+ScaleSuffix]; !held && t.DType != DTypeU8 {
 			delete(s.tensors, name+ScaleSuffix)
 		}
 		s.tensors[name] = t
 	}
-	return nil
 }
 
 // pair checks that codes and scales come from one shard.
@@ -248,7 +243,7 @@ func (s *Snapshot) pair() Problems {
 		case n == nil:
 			orphans = append(orphans, name)
 		case n.DType == DTypeU8 && n.Shard != q.Shard:
-			problems = append(problems, &Error{Kind: ErrCorrupt, Path: n.Shard.Path, Tensor: base, What: "codes and scales come from different shards", Found: name + " in " + q.Shard.Path})
+			problems = append(problems, &Error{Kind: ErrCorrupt, Path: n.Shard.Path, Tensor: base, What: "codes and scales come from different shards", Found: "scales in " + q.Shard.Path})
 		}
 	}
 	if len(orphans) > 0 {
@@ -376,7 +371,7 @@ func (st Stamp) fits(s Spec) bool {
 }
 
 func (st Stamp) wanted(rows, cols int) string {
-	if st.Format == Int4Grouped && st.Group == 0 || rows <= 0 || cols <= 0 || rows > maxDim || cols > maxDim {
+	if st.Format == Int4Grouped && st.Group == 0 || !inRange(rows, cols) {
 		return ""
 	}
 	spec := Spec{Format: st.Format, Rows: rows, Cols: cols, Group: st.Group}
@@ -461,7 +456,7 @@ func readJSON(path string) ([]byte, error) {
 	if err != nil {
 		return nil, fileError(path, "cannot read", err)
 	}
-	if stranger := looksLike(data); stranger != "" {
+	if stranger := looksLike(data); stranger != "" && filepath.Ext(path) == ".json" {
 		return nil, &Error{Kind: ErrCorrupt, Path: path, What: fmt.Sprintf("file is %d bytes, not JSON%s", len(data), stranger)}
 	}
 	return bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")), nil
@@ -487,12 +482,13 @@ func readIndex(dir string) (map[string]string, error) {
 func parseIndex(data []byte) (map[string]string, error) {
 	var index map[string]string
 	d := jsontext.NewDecoder(bytes.NewBuffer(data))
-	err := readObject(d, func(key string) error {
-		if key != "weight_map" {
+	err := readObject(d, func(key []byte) error {
+		if string(key) != "weight_map" {
 			return d.SkipValue()
 		}
 		index = map[string]string{}
-		return readObject(d, func(name string) error {
+		return readObject(d, func(raw []byte) error {
+			name := string(raw)
 			shard, ok, err := readString(d)
 			switch {
 			case err != nil:

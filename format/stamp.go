@@ -1,28 +1,33 @@
 package format
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// The metadata keys of stamps. The first and the last are the colibri
-// engine's; the second is ours, since format names carry no group size.
+// The metadata keys of stamps. The colibri engine reads at most 4096 claims in
+// all shards together, refuses two claims about a name even where one shard
+// overlays the other, and never looks for a routed expert's. Its own key
+// therefore carries only the claims without which a matrix is misread; ours
+// carries all.
 const (
-	KeyFormats = "colibri.fmt"               // a JSON object {tensor: format name}
-	KeyGroups  = "snapshot.gs"               // a JSON object {tensor: group size}
+	KeyColibri = "colibri.fmt"               // a JSON object {tensor: format name}
+	KeyFormats = "snapshot.fmt"              // a JSON object {tensor: format name}
+	KeyGroups  = "snapshot.gs"               // a JSON object {tensor: group size}, since names carry none
 	KeyUsed    = "colibri.container.formats" // a JSON array of the names in use, sorted
 )
 
-// maxStamps is the number of stamps that the colibri engine reads from one
-// object; more of ours would be refused there.
-const maxStamps = 4096
+// maxColibri is the number of claims that the colibri engine accepts.
+const maxColibri = 4096
 
 // Stamp is what a file's metadata says about a tensor. Group is 0 where none is given.
 type Stamp struct {
@@ -33,58 +38,81 @@ type Stamp struct {
 // ParseStamps reads the stamps out of a shard's __metadata__. Anything that is
 // not exactly a claim about a known format is an ErrCorrupt.
 func ParseStamps(meta map[string]string) (map[string]Stamp, error) {
-	var problems Problems
-	bad := func(tensor, what, found string) {
-		problems = append(problems, &Error{Kind: ErrCorrupt, Tensor: tensor, What: what, Found: found})
-	}
-	stamps := map[string]Stamp{}
-	if text, ok := meta[KeyFormats]; ok {
-		err := readMembers(text, func(d *jsontext.Decoder, name string) error {
-			value, ok, err := readString(d)
-			if err != nil {
-				return err
-			}
-			in, known := formatNamed(value)
-			switch {
-			case !ok:
-				bad(name, KeyFormats+" value is not a string", "")
-			case !known:
-				bad(name, KeyFormats+" names an unknown format", strconv.Quote(value))
-			default:
-				stamps[name] = Stamp{Format: in.ID}
-			}
-			return nil
-		})
-		if err != nil {
-			bad("", KeyFormats+" is not a JSON object of strings", err.Error())
-		}
-	}
-	if text, ok := meta[KeyGroups]; ok {
-		err := readMembers(text, func(d *jsontext.Decoder, name string) error {
-			value, err := d.ReadValue()
-			if err != nil {
-				return err
-			}
-			n, ok := parseSize(value)
-			st, stamped := stamps[name]
-			switch {
-			case !ok || !slices.Contains(GroupSizes, int(n)):
-				bad(name, KeyGroups+" is not a group size", string(value))
-			case stamped && st.Format != Int4Grouped:
-				bad(name, KeyGroups+" given for a format without groups", st.Format.String())
-			case stamped:
-				stamps[name] = Stamp{st.Format, int(n)}
-			}
-			return nil
-		})
-		if err != nil {
-			bad("", KeyGroups+" is not a JSON object of sizes", err.Error())
-		}
-	}
-	if err := problems.Err(); err != nil {
+	p := stampParser{stamps: map[string]Stamp{}}
+	p.read(meta, KeyColibri, maxColibri, p.format)
+	p.read(meta, KeyFormats, math.MaxInt, p.format)
+	p.read(meta, KeyGroups, math.MaxInt, p.group)
+	if err := p.problems.Err(); err != nil {
 		return nil, err
 	}
-	return stamps, nil
+	return p.stamps, nil
+}
+
+type stampParser struct {
+	stamps   map[string]Stamp
+	problems Problems
+}
+
+func (p *stampParser) bad(tensor, what, found string) {
+	p.problems = append(p.problems, &Error{Kind: ErrCorrupt, Tensor: tensor, What: what, Found: found})
+}
+
+// read gives the members of one key's object to claim. Equal duplicates of a
+// name are fine, and since claims are compared, others are not.
+func (p *stampParser) read(meta map[string]string, key string, limit int, claim func(key, name string, value jsontext.Value)) {
+	text, ok := meta[key]
+	if !ok {
+		return
+	}
+	d := jsontext.NewDecoder(bytes.NewBufferString(text), jsontext.AllowDuplicateNames(true))
+	count := 0
+	err := readObject(d, func(raw []byte) error {
+		if count++; count > limit {
+			return fmt.Errorf("more than %d entries", limit)
+		}
+		name := string(raw)
+		value, err := d.ReadValue()
+		if err == nil {
+			claim(key, name, value)
+		}
+		return err
+	})
+	if err == nil {
+		if _, err = d.ReadToken(); err == io.EOF {
+			return
+		}
+		err = errors.New("bytes after the object")
+	}
+	p.bad("", key+" is not a JSON object of claims", err.Error())
+}
+
+func (p *stampParser) format(key, name string, value jsontext.Value) {
+	text, err := jsontext.AppendUnquote(nil, value)
+	in, known := formatNamed(string(text))
+	switch old, dup := p.stamps[name]; {
+	case value.Kind() != '"' || err != nil:
+		p.bad(name, key+" value is not a string", string(value))
+	case !known:
+		p.bad(name, key+" names an unknown format", strconv.Quote(string(text)))
+	case dup && old.Format != in.ID:
+		p.bad(name, key+" is a second, different claim", old.Format.String()+" and "+in.Name)
+	default:
+		p.stamps[name] = Stamp{Format: in.ID}
+	}
+}
+
+func (p *stampParser) group(key, name string, value jsontext.Value) {
+	n, ok := parseSize(value)
+	switch st, stamped := p.stamps[name]; {
+	case !ok || !slices.Contains(GroupSizes, int(n)):
+		p.bad(name, key+" is not a group size", string(value))
+	case stamped && st.Format != Int4Grouped:
+		p.bad(name, key+" is given for a format without groups", st.Format.String())
+	case st.Group != 0 && st.Group != int(n):
+		p.bad(name, key+" is a second, different claim", fmt.Sprintf("%d and %d", st.Group, n))
+	case stamped:
+		p.stamps[name] = Stamp{st.Format, int(n)}
+	}
 }
 
 func formatNamed(name string) (Info, bool) {
@@ -95,44 +123,13 @@ func formatNamed(name string) (Info, bool) {
 	return table[i], true
 }
 
-// readMembers reads a text that is one JSON object with at most maxStamps
-// members; equal duplicates of a name are fine.
-func readMembers(text string, member func(d *jsontext.Decoder, name string) error) error {
-	d := jsontext.NewDecoder(strings.NewReader(text), jsontext.AllowDuplicateNames(true))
-	if d.PeekKind() != '{' {
-		return fmt.Errorf("not a JSON object")
-	}
-	seen := map[string]string{}
-	count := 0
-	err := readObject(d, func(name string) error {
-		if count++; count > maxStamps {
-			return fmt.Errorf("more than %d entries", maxStamps)
-		}
-		value, err := d.ReadValue()
-		if err != nil {
-			return err
-		}
-		value = slices.Clone(value)
-		if old, dup := seen[name]; dup && old != string(value) {
-			return fmt.Errorf("%s: two claims, %s and %s", name, old, value)
-		}
-		seen[name] = string(value)
-		return member(jsontext.NewDecoder(strings.NewReader(string(value))), name)
-	})
-	if err != nil {
-		return err
-	}
-	if _, err := d.ReadToken(); err != io.EOF {
-		return fmt.Errorf("bytes after the object")
-	}
-	return nil
-}
-
 // StampMetadata is the __metadata__ that says how to read the packed matrices
-// of one file. Plain tensors need no stamp and get none.
+// of one file. Plain tensors need no stamp and get none; int4-grouped with one
+// group a row is stamped as what it is read as, int4-row.
 func StampMetadata(specs map[string]Spec) map[string]string {
-	formats, groups, used := map[string]string{}, map[string]int{}, map[string]bool{}
+	colibri, formats, groups, used := map[string]string{}, map[string]string{}, map[string]int{}, map[string]bool{}
 	for name, s := range specs {
+		s = s.Canonical()
 		if !s.Format.Info().Packed {
 			continue
 		}
@@ -140,6 +137,9 @@ func StampMetadata(specs map[string]Spec) map[string]string {
 		used[s.Format.String()] = true
 		if s.Format == Int4Grouped {
 			groups[name] = s.Group
+		}
+		if _, yes := Ambiguous(s); yes {
+			colibri[name] = s.Format.String()
 		}
 	}
 	meta := map[string]string{}
@@ -149,6 +149,7 @@ func StampMetadata(specs map[string]Spec) map[string]string {
 			meta[key] = string(text)
 		}
 	}
+	put(KeyColibri, colibri, len(colibri))
 	put(KeyFormats, formats, len(formats))
 	put(KeyGroups, groups, len(groups))
 	put(KeyUsed, slices.Sorted(maps.Keys(used)), len(used))

@@ -260,7 +260,7 @@ func (w *Writer) Commit() error {
 		}
 	}
 	if err := problems.Err(); err != nil {
-		w.discard()
+		_ = w.discard()
 		return err
 	}
 	return publish(w.file, w.path)
