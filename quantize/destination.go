@@ -26,13 +26,17 @@ type Destination struct {
 	replaces bool      // another job, or this one anew, overwrites what is there
 }
 
+// Recorded says whether the directory has the record of an earlier run of the
+// same job.
+func (d *Destination) Recorded() bool { return d.recorded }
+
 var shardName = regexp.MustCompile(`^out(-[a-z]+)?-[0-9]{5,}\.safetensors$`)
 
-// Examine looks at the directory that a plan is to be written to and changes
+// Survey looks at the directory that a plan is to be written to and changes
 // nothing. It refuses (format.ErrConflict) a directory that holds anything but
 // an earlier run of the same job; overwrite accepts everything except shards
 // that no conversion has recorded, and the source itself.
-func Examine(p *Plan, dir string, overwrite bool) (*Destination, error) {
+func Survey(p *Plan, dir string, overwrite bool) (*Destination, error) {
 	m, err := p.manifest()
 	if err != nil {
 		return nil, err

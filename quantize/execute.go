@@ -40,7 +40,7 @@ type Result struct {
 // same plan continues after the last finished shard and gives the same bytes.
 // If not one shard was finished, nothing that this run made is left.
 func Execute(ctx context.Context, p *Plan, dir string, o ExecuteOptions) (*Result, error) {
-	d, err := Examine(p, dir, o.Overwrite)
+	d, err := Survey(p, dir, o.Overwrite)
 	if err != nil {
 		return nil, err
 	}

@@ -42,27 +42,10 @@ func roleOf(name string, dims int) Role {
 			return r.role
 		}
 	}
+	if dims == 2 {
+		return Attn
+	}
 	return Norm
-}
-
-// tensor is a tensor of a test checkpoint, its values given as float32.
-type tensor struct {
-	name  string
-	dtype format.DType
-	shape []int
-	data  []byte
-}
-
-func bf16(name string, w []float32, shape ...int) tensor {
-	data := make([]byte, 2*len(w))
-	F32ToBF16(data, w)
-	return tensor{name, format.DTypeBF16, shape, data}
-}
-
-func f32(name string, w []float32, shape ...int) tensor {
-	data := make([]byte, 4*len(w))
-	F32ToBytes(data, w)
-	return tensor{name, format.DTypeF32, shape, data}
 }
 
 // ramp is n values in [-1, 1) that differ from row to row.
@@ -74,46 +57,15 @@ func ramp(n int) []float32 {
 	return w
 }
 
-// checkpoint writes tensors to one shard of a new directory with a config.json
-// and opens it.
-func checkpoint(t *testing.T, tensors ...tensor) *format.Snapshot {
+// checkpoint is a snapshot of one shard with a config.json.
+func checkpoint(t testing.TB, tensors ...testTensor) *format.Snapshot {
 	t.Helper()
 	dir := t.TempDir()
-	writeShard(t, filepath.Join(dir, "model.safetensors"), tensors...)
+	writeShard(t, filepath.Join(dir, "model.safetensors"), tensors)
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte("{}"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	return open(t, dir)
-}
-
-func writeShard(t *testing.T, path string, tensors ...tensor) {
-	t.Helper()
-	entries := make([]format.Entry, len(tensors))
-	for i, x := range tensors {
-		entries[i] = format.Entry{Name: x.name, DType: x.dtype, Shape: x.shape}
-	}
-	w, err := format.Create(path, entries, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, x := range tensors {
-		if err := w.WriteAt(x.name, x.data, 0); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Commit(); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func open(t *testing.T, dir string) *format.Snapshot {
-	t.Helper()
-	snap, err := format.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = snap.Close() })
-	return snap
 }
 
 // recipe is a built-in recipe with flags.
@@ -129,20 +81,20 @@ func recipe(t *testing.T, name string, f Flags) *Recipe {
 	return r
 }
 
-// read is every file of a directory by name.
-func read(t *testing.T, dir string) map[string]string {
+// files is every file of a directory by name.
+func files(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	files := map[string]string{}
+	all := map[string]string{}
 	for _, e := range entries {
 		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
 		if err != nil {
 			t.Fatal(err)
 		}
-		files[e.Name()] = string(data)
+		all[e.Name()] = string(data)
 	}
-	return files
+	return all
 }

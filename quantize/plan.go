@@ -57,8 +57,8 @@ const fp8ScaleSuffix = "_scale_inv"
 
 // FileCopy is a file that goes into the container as it is.
 type FileCopy struct {
-	Name string
-	Size int64
+	Name string `json:"name"`
+	Size int64  `json:"bytes"`
 }
 
 // companions are the files beside the weights and what is lost without them;
@@ -104,7 +104,7 @@ func NewPlan(snap *format.Snapshot, wants []Want, recipe *Recipe, opts PlanOptio
 	p := &planner{Plan: Plan{Recipe: recipe, Options: opts, Warnings: slices.Clone(snap.Warnings), snap: snap}}
 	if snap.Converted() {
 		return nil, &format.Error{Kind: format.ErrUsage, Path: snap.Dir, What: "is a converted container already",
-			Wanted: "the original checkpoint, or --overlay's base for a change of some tensors"}
+			Wanted: "the checkpoint that it was made from"}
 	}
 	if opts.MaxShard < 0 {
 		p.fail(format.ErrUsage, "", "largest shard", fmt.Sprint(opts.MaxShard), "a number of bytes above 0")

@@ -211,7 +211,8 @@ func (p *Plan) verification(sums []blockError) (*Verification, error) {
 		if e.Error > worst[r].Error || worst[r].Tensor == "" {
 			worst[r] = e
 		}
-		if exact := it.Spec.Format == format.F32 || it.PassThrough; exact && t.e2 > 0 {
+		info := it.Spec.Format.Info()
+		if exact := info.ID == format.F32 || info.DType == it.Source.DType || it.PassThrough; exact && t.e2 > 0 {
 			problems = append(problems, &format.Error{Path: p.snap.Dir, Tensor: it.Want.Name, What: "was not written exactly", Found: fmt.Sprintf("relative error %.3g", e.Error)})
 		}
 	}
@@ -231,5 +232,5 @@ func relative(e2, w2 float64) float64 {
 	if e2 == 0 {
 		return 0
 	}
-	return math.Sqrt(e2 / w2)
+	return math.Sqrt(e2 / max(w2, 1e-300))
 }
