@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"encoding/binary"
+	"math"
 
 	"hawkmoth/format"
 	"hawkmoth/quantize"
@@ -137,13 +138,19 @@ func quarterSums(d []int32, words, mates []uint64) {
 }
 
 // Dequant writes row `row` of m to dst[Cols] as float32, code times scale with
-// one rounding: quantize's decoder. A format without one gives zeros; Check
+// one rounding: quantize's decoder. A format without one gives NaN; Check
 // refuses it.
 func Dequant(m quantize.Matrix, row int, dst []float32) {
 	c, err := quantize.CodecFor(m.Format)
 	if err != nil {
-		clear(dst)
+		fillNaN(dst)
 		return
 	}
 	c.Decode(m, row, dst)
+}
+
+func fillNaN(dst []float32) {
+	for i := range dst {
+		dst[i] = float32(math.NaN())
+	}
 }

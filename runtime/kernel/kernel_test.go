@@ -231,6 +231,15 @@ func TestA7UnknownFormatIsRefused(t *testing.T) {
 			t.Errorf("Check(%s with a byte missing) = %v", s, err)
 		}
 	}
+	m := quantize.NewMatrix(format.Spec{Format: format.Int8Row, Rows: 2, Cols: 64})
+	m.S[0], m.S[1] = 1, 1
+	for _, wrong := range []struct{ n, bits int }{{64, 8}, {63, 12}, {65, 12}} {
+		act, y := make([]Activation, 1), [][]float32{{0, 0}}
+		act[0].Quantize(make([]float32, wrong.n), wrong.bits)
+		if MatVec(m, 0, 2, nil, act, y, new(Scratch)); y[0][0] == y[0][0] || y[0][1] == y[0][1] {
+			t.Errorf("activations of %+v: product %v, want NaN", wrong, y[0])
+		}
+	}
 	if err := Check(quantize.Matrix{Spec: format.Spec{Format: 77, Rows: 1, Cols: 1}}); !errors.Is(err, format.ErrUnsupported) {
 		t.Errorf("Check(format 77) = %v", err)
 	}

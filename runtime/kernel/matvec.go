@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"fmt"
-	"math"
 
 	"hawkmoth/format"
 	"hawkmoth/quantize"
@@ -29,8 +28,8 @@ func Check(m quantize.Matrix) error {
 
 // MatVec sets y[s][o] = W·x[s] for the rows o in [lo, hi) of m and every
 // vector s. An integer format reads act[s], which must have the width
-// ActivationBits(m.Format) and length m.Cols; a float format reads x[s][Cols].
-// The other list may be nil. Each row is decoded once for all vectors.
+// ActivationBits(m.Format) and length m.Cols (anything else gives NaN); a float
+// format reads x[s][Cols]. The other list may be nil. Each row is decoded once for all vectors.
 //
 // Integer formats: the products of a block of 64 are summed exactly in int32;
 // stripe j of four takes the blocks b = j mod 4 in increasing order,
@@ -59,6 +58,12 @@ func matVec(m quantize.Matrix, lo, hi int, x [][]float32, act []Activation, y []
 	perBlock := Block / l.fields
 	tmp.mates = grow(tmp.mates, len(act)*blocks*perBlock)
 	for i := range act {
+		if act[i].N != m.Cols || act[i].Bits != l.bits {
+			for _, ys := range y[:len(act)] {
+				fillNaN(ys[lo-first : hi-first])
+			}
+			return
+		}
 		mates(tmp.mates[i*blocks*perBlock:], act[i].Q, l.fields, l.step)
 	}
 	tmp.words = grow(tmp.words, blocks*perBlock)
@@ -160,9 +165,7 @@ func floatRows(m quantize.Matrix, lo, hi int, x [][]float32, y [][]float32, firs
 	c, err := quantize.CodecFor(m.Format)
 	if err != nil {
 		for _, ys := range y {
-			for o := lo; o < hi; o++ {
-				ys[o-first] = float32(math.NaN())
-			}
+			fillNaN(ys[lo-first : hi-first])
 		}
 		return
 	}
