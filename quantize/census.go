@@ -2,6 +2,7 @@ package quantize
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -19,9 +20,10 @@ type Found struct {
 
 // Census is a model's tensors held against a snapshot, from headers alone.
 type Census struct {
-	Found  []Found  // in reading order
-	Absent []Want   // optional and not there
-	Extra  []string // in the snapshot, but not the model's
+	Found     []Found   // in reading order
+	Absent    []Want    // optional and not there
+	Extra     []string  // in the snapshot, but not the model's
+	Uncertain []Reading // group sizes that the bytes alone do not tell
 }
 
 // TakeCensus looks every wanted tensor up. The problems are all that keeps the
@@ -37,7 +39,7 @@ func TakeCensus(snap *format.Snapshot, wants []Want) (*Census, format.Problems) 
 		switch {
 		case err != nil:
 			problems = append(problems, err)
-			used[w.Name], used[w.Name+".qs"] = true, true
+			used[w.Name], used[w.Name+format.ScaleSuffix] = true, true
 			continue
 		case f.Tensor != nil:
 			used[f.Tensor.Name] = true
@@ -51,6 +53,7 @@ func TakeCensus(snap *format.Snapshot, wants []Want) (*Census, format.Problems) 
 			missing = append(missing, w.Name)
 		}
 	}
+	c.settleGroups(snap)
 	for _, name := range snap.Names() {
 		if !used[name] {
 			c.Extra = append(c.Extra, name)
@@ -77,85 +80,98 @@ func missingError(snap *format.Snapshot, missing []string, wanted int) error {
 	return &format.Error{Kind: format.ErrIncomplete, Path: snap.Dir, What: what}
 }
 
-// find looks one tensor up; a nil Tensor means that it is not there.
+// find looks one tensor up, as a pair of codes and scales or as OpenSource
+// does; a nil Tensor means that it is not there.
 func find(snap *format.Snapshot, w Want) (Found, error) {
 	f := Found{Want: w, Tensor: snap.Tensor(w.Name)}
-	rows, cols := 1, w.Shape[0]
-	if w.Matrix() {
-		rows, cols = w.Shape[0], w.Shape[1]
-	}
-	switch {
-	case f.Tensor == nil && w.Fused != "":
-		return findFused(snap, f, rows, cols)
-	case f.Tensor == nil:
+	if f.Tensor == nil && (w.Fused == "" || snap.Tensor(w.Fused) == nil) {
 		return f, nil
-	case f.Tensor.DType == format.DTypeU8:
+	}
+	if f.Tensor != nil && f.Tensor.DType == format.DTypeU8 {
+		rows, cols := 1, w.Shape[0]
+		if w.Matrix() {
+			rows, cols = w.Shape[0], w.Shape[1]
+		}
 		var err error
-		if f.Spec, err = snap.Spec(w.Name, rows, cols); err != nil {
-			return f, err
+		f.Spec, err = snap.Spec(w.Name, rows, cols)
+		f.Scales = snap.Tensor(w.Name + format.ScaleSuffix)
+		return f, err
+	}
+	s, err := OpenSource(snap, w)
+	if err != nil {
+		return f, err
+	}
+	f.Tensor, f.Scales, f.Offset = s.Tensor, s.Scales, s.Offset
+	f.Spec = format.Spec{Format: sourceFormats[s.DType], Rows: s.Rows, Cols: s.Cols}
+	return f, nil
+}
+
+// sourceFormats is the weight format that a checkpoint's element type is.
+var sourceFormats = map[format.DType]format.ID{format.DTypeF32: format.F32, format.DTypeBF16: format.BF16, format.DTypeF16: format.F16, format.DTypeFP8: format.FP8}
+
+// Reading is a family of matrices whose bytes fit several group sizes.
+type Reading struct {
+	Names      []string
+	Taken      int   // the group size under which they are read
+	Candidates []int // every group size that fits; the first is what a reader of bytes takes
+}
+
+// settleGroups reads the group sizes that a reader of bytes has to guess. A
+// container has one group size as a rule: where all certain int4-grouped
+// matrices agree and the uncertain ones fit that size too, it is theirs.
+func (c *Census) settleGroups(snap *format.Snapshot) {
+	certain := map[int]bool{}
+	uncertain := map[int][]int{} // index into Found → candidates
+	for i := range c.Found {
+		f := &c.Found[i]
+		if f.Spec.Format != format.Int4Grouped {
+			continue
 		}
-		f.Scales = snap.Tensor(w.Name + ".qs")
-		return f, nil
-	case !slices.Equal(f.Tensor.Shape, w.Shape):
-		return f, f.problem("shape", fmt.Sprint(f.Tensor.Shape), fmt.Sprint(w.Shape))
-	case f.Tensor.DType == format.DTypeFP8:
-		return findFP8(snap, f, rows, cols)
-	}
-	id, ok := PlainFormat(f.Tensor.DType)
-	if !ok {
-		return f, f.problem("element type", string(f.Tensor.DType), "F32, BF16, F16, F8_E4M3 or U8 with a .qs")
-	}
-	f.Spec = format.Spec{Format: id, Rows: rows, Cols: cols}
-	return f, nil
-}
-
-func (f *Found) problem(what, found, wanted string) error {
-	return &format.Error{Kind: format.ErrCorrupt, Path: f.Tensor.Shard.Path, Tensor: f.Tensor.Name, What: what, Found: found, Wanted: wanted}
-}
-
-// PlainFormat is the weight format of an unpacked element type.
-func PlainFormat(d format.DType) (format.ID, bool) {
-	for _, in := range format.Formats() {
-		if !in.Packed && in.DType == d {
-			return in.ID, true
+		var fit []int
+		if !snap.Stamped(f.Name) {
+			for _, s := range snap.Candidates(f.Name, f.Spec.Rows, f.Spec.Cols) {
+				if s.Format == format.Int4Grouped {
+					fit = append(fit, s.Group)
+				}
+			}
+		}
+		if len(fit) > 1 {
+			uncertain[i] = fit
+		} else {
+			certain[f.Spec.Group] = true
 		}
 	}
-	return 0, false
+	for _, i := range slices.Sorted(maps.Keys(uncertain)) {
+		f, fit := &c.Found[i], uncertain[i]
+		for gs := range certain {
+			if len(certain) == 1 && slices.Contains(fit, gs) {
+				f.Spec.Group = gs
+			}
+		}
+		at := slices.IndexFunc(c.Uncertain, func(r Reading) bool { return r.Taken == f.Spec.Group && slices.Equal(r.Candidates, fit) })
+		if at < 0 {
+			at = len(c.Uncertain)
+			c.Uncertain = append(c.Uncertain, Reading{Taken: f.Spec.Group, Candidates: fit})
+		}
+		c.Uncertain[at].Names = append(c.Uncertain[at].Names, f.Name)
+	}
 }
 
-// findFused finds a matrix as rows of one expert in a 3-D tensor.
-func findFused(snap *format.Snapshot, f Found, rows, cols int) (Found, error) {
-	t := snap.Tensor(f.Fused)
-	if t == nil {
-		return f, nil
+// String says what was taken and why somebody else may read it otherwise.
+func (r Reading) String() string {
+	text := fmt.Sprintf("%s: no stamp, and the scales fit groups of %s; read as %d", strings.Join(Collapse(r.Names), ", "), join(r.Candidates, " or "), r.Taken)
+	if r.Taken != r.Candidates[0] {
+		return text + fmt.Sprintf(" like the rest of the container, while colibri takes %d", r.Candidates[0])
 	}
-	f.Tensor = t
-	if len(t.Shape) != 3 || f.Expert >= t.Shape[0] || f.FusedRow+rows > t.Shape[1] || t.Shape[2] != cols {
-		return f, f.problem("shape of fused experts", fmt.Sprint(t.Shape), fmt.Sprintf("[> %d, ≥ %d, %d] for %s", f.Expert, f.FusedRow+rows, cols, f.Name))
-	}
-	id, ok := PlainFormat(t.DType)
-	if !ok {
-		return f, f.problem("element type of fused experts", string(t.DType), "F32, BF16 or F16")
-	}
-	f.Spec = format.Spec{Format: id, Rows: rows, Cols: cols}
-	f.Offset = (int64(f.Expert)*int64(t.Shape[1]) + int64(f.FusedRow)) * int64(f.Spec.RowBytes())
-	return f, nil
+	return text + ", as colibri does"
 }
 
-// findFP8 pairs the codes of an FP8 checkpoint with their block scales.
-func findFP8(snap *format.Snapshot, f Found, rows, cols int) (Found, error) {
-	f.Spec = format.Spec{Format: format.FP8, Rows: rows, Cols: cols}
-	f.Scales = snap.Tensor(f.Name + "_scale_inv")
-	grid := []int{f.Spec.ScaleRows(), f.Spec.ScaleCols()}
-	switch {
-	case f.Scales == nil:
-		return f, f.problem("FP8 codes without their block scales "+f.Name+"_scale_inv", "", "")
-	case !slices.Equal(f.Scales.Shape, grid):
-		return f, f.problem("shape of "+f.Scales.Name, fmt.Sprint(f.Scales.Shape), fmt.Sprint(grid))
-	case f.Scales.DType != format.DTypeF32 && f.Scales.DType != format.DTypeBF16:
-		return f, f.problem("element type of "+f.Scales.Name, string(f.Scales.DType), "F32 or BF16")
+func join(numbers []int, sep string) string {
+	texts := make([]string, len(numbers))
+	for i, n := range numbers {
+		texts[i] = fmt.Sprint(n)
 	}
-	return f, nil
+	return strings.Join(texts, sep)
 }
 
 // Bind makes the matrix: views into the mapped shard, no copy but for BF16

@@ -264,21 +264,3 @@ func (s *Source) fail(kind error, what, found, wanted string) error {
 	}
 	return &format.Error{Kind: kind, Path: s.Tensor.Shard.Path, Tensor: name, What: what, Found: found, Wanted: wanted}
 }
-
-// Bind is a matrix of a snapshot as views into the mapped shards: packed codes
-// with their scales, the raw bytes of plain F32, BF16 and F16, or an FP8
-// checkpoint's codes with its scale grid. Scales are not looked at. Views are
-// invalid once the snapshot is closed.
-func Bind(snap *format.Snapshot, name string, rows, cols int) (Matrix, error) {
-	f, err := find(snap, Want{Name: name, Shape: []int{rows, cols}})
-	if err != nil {
-		return Matrix{}, err
-	}
-	if f.Tensor == nil {
-		return Matrix{}, snap.Missing(name)
-	}
-	if _, err := CodecFor(f.Spec.Format); err != nil {
-		return Matrix{}, f.problem("weight format", f.Spec.Name(), "one that can be decoded")
-	}
-	return f.Bind()
-}

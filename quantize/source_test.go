@@ -319,7 +319,7 @@ func TestC9ScalarsAndEmptyTensors(t *testing.T) {
 			t.Errorf("%s: %v, want %v", tc.want.Name, got, tc.w)
 		}
 		if len(tc.want.Shape) == 2 {
-			if m, err := Bind(snap, tc.want.Name, tc.want.Shape[0], tc.want.Shape[1]); err != nil || len(m.W) != 0 {
+			if m, err := bindPair(snap, tc.want.Name, tc.want.Shape[0], tc.want.Shape[1]); err != nil || len(m.W) != 0 {
 				t.Errorf("%s: bound to %d bytes, %v", tc.want.Name, len(m.W), err)
 			}
 		}
@@ -384,7 +384,7 @@ func TestFP8PassThrough(t *testing.T) {
 		if m.S, err = s.ReadScales(); err != nil || int64(len(m.S)) != m.Scales() {
 			t.Fatalf("%s: %d scales, %v", name, len(m.S), err)
 		}
-		bound, err := Bind(snap, name, s.Rows, s.Cols)
+		bound, err := bindPair(snap, name, s.Rows, s.Cols)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -444,7 +444,7 @@ func TestBindPackedSnapshot(t *testing.T) {
 		}
 		seen++
 		shape := source.Tensor(name).Shape
-		m, err := Bind(snap, name, shape[0], shape[1])
+		m, err := bindPair(snap, name, shape[0], shape[1])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -469,7 +469,7 @@ func TestBindPlain(t *testing.T) {
 		{"e8", format.DTypeU8, []int{98}, make([]byte, 98)}, f32Tensor("e8.qs", []int{1}, []float32{6}),
 	})
 	for name, id := range map[string]format.ID{"a": format.F32, "b": format.BF16, "c": format.F16} {
-		m, err := Bind(snap, name, 4, 10)
+		m, err := bindPair(snap, name, 4, 10)
 		if err != nil || m.Spec != plainSpec(id, 4, 10) || m.S != nil || !sameBits(decodeAll(t, m), w) {
 			t.Errorf("%s: bound to %v, %v", name, m.Spec, err)
 		}
@@ -478,7 +478,7 @@ func TestBindPlain(t *testing.T) {
 		name       string
 		rows, cols int
 	}{{"a", 10, 4}, {"absent", 4, 10}, {"e8", 1, 256}} {
-		if m, err := Bind(snap, tc.name, tc.rows, tc.cols); err == nil || !strings.Contains(err.Error(), tc.name) {
+		if m, err := bindPair(snap, tc.name, tc.rows, tc.cols); err == nil || !strings.Contains(err.Error(), tc.name) {
 			t.Errorf("%s [%d %d]: bound to %v, %v", tc.name, tc.rows, tc.cols, m.Spec, err)
 		}
 	}
@@ -507,4 +507,19 @@ func BenchmarkSource(b *testing.B) {
 			}
 		})
 	}
+}
+
+// bindPair finds and binds one matrix that run can compute with.
+func bindPair(snap *format.Snapshot, name string, rows, cols int) (Matrix, error) {
+	f, err := find(snap, Want{Name: name, Shape: []int{rows, cols}})
+	if err == nil && f.Tensor == nil {
+		err = snap.Missing(name)
+	}
+	if err == nil {
+		_, err = CodecFor(f.Spec.Format)
+	}
+	if err != nil {
+		return Matrix{}, err
+	}
+	return f.Bind()
 }

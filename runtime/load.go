@@ -167,6 +167,9 @@ func (m *Model) warn() {
 			m.Warnings = append(m.Warnings, fmt.Sprintf("%d tensors are not the model's and are ignored: %v", len(extra), quantize.Collapse(extra)))
 		}
 	}
+	for _, r := range m.Census.Uncertain {
+		m.Warnings = append(m.Warnings, r.String())
+	}
 	m.Warnings = append(m.Warnings, m.Snapshot.Warnings...)
 }
 
