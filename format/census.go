@@ -10,7 +10,7 @@ import (
 )
 
 // numbered is a shard of a series: "model-00002-of-00007" or "out-00000".
-var numbered = regexp.MustCompile(`^(.*-)([0-9]{1,9})(-of-([0-9]{1,9}))?\.safetensors$`)
+var numbered = regexp.MustCompile(`^(.*?-)([0-9]{1,9})(-of-([0-9]{1,9}))?\.safetensors$`)
 
 // maxGaps bounds how many missing shards are named one by one.
 const maxGaps = 1000

@@ -195,9 +195,9 @@ func TestInferGivesTheSpecBack(t *testing.T) {
 
 // TestInferRefusesWhatNobodyWrites tries every small pair of byte counts.
 func TestInferRefusesWhatNobodyWrites(t *testing.T) {
-	for _, shape := range [][2]int{{1, 1}, {2, 33}, {3, 96}, {1, 385}, {5, 64}} {
-		for nb := range int64(500) {
-			for ns := range int64(100) {
+	for _, shape := range [][2]int{{1, 1}, {2, 33}, {3, 96}, {1, 385}} {
+		for nb := range int64(400) {
+			for ns := range int64(40) {
 				want := inferByHand(nb, ns, int64(shape[0]), int64(shape[1]))
 				got, err := Infer(nb, ns, shape[0], shape[1])
 				if (err == nil) != (want != "") || err == nil && got.Name() != want {

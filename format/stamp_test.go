@@ -9,13 +9,13 @@ import (
 
 func TestStampsAreReadBack(t *testing.T) {
 	specs := map[string]Spec{
-		"a":  {Int4Grouped, 8, 128, 64},
-		"b":  {Int4Grouped, 8, 96, 64}, // read as 48 without a stamp
-		"c":  {Int8Row, 8, 128, 0},
-		"d":  {FP8, 2, 256, 0}, // read as int8-row without a stamp
+		"a":   {Int4Grouped, 8, 128, 64},
+		"b":   {Int4Grouped, 8, 96, 64}, // read as 48 without a stamp
+		"c":   {Int8Row, 8, 128, 0},
+		"d":   {FP8, 2, 256, 0}, // read as int8-row without a stamp
 		"é\n": {Int2Row, 8, 128, 0},
-		"f":  {BF16, 8, 128, 0},
-		"g":  {Int4Grouped, 8, 32, 64}, // one group a row
+		"f":   {BF16, 8, 128, 0},
+		"g":   {Int4Grouped, 8, 32, 64}, // one group a row
 	}
 	meta := StampMetadata(specs)
 	stamps, err := ParseStamps(meta)

@@ -47,8 +47,15 @@ func plan(entries []Entry, meta map[string]string) (*layout, error) {
 	bad := func(e Entry, what string) {
 		problems = append(problems, &Error{Kind: ErrUsage, Tensor: e.Name, What: what, Found: fmt.Sprintf("%s%v", e.DType, e.Shape)})
 	}
+	tooLong := func(n int64) error {
+		return &Error{Kind: ErrUsage, What: "too many tensors for one file: header is too long", Found: fmt.Sprintf("%d bytes", n), Wanted: fmt.Sprintf("at most %d", maxHeader)}
+	}
 	seen := make(map[string]bool, len(entries))
+	var names int64
 	for _, e := range entries {
+		if names += int64(len(e.Name)); names > maxHeader {
+			return nil, tooLong(names)
+		}
 		_, ok := shapeBytes(e.DType, e.Shape)
 		switch {
 		case e.Name == "__metadata__" || !utf8.ValidString(e.Name):
@@ -120,7 +127,7 @@ func plan(entries []Entry, meta map[string]string) (*layout, error) {
 	}
 	n := int64(len(l.header))
 	if n-8 > maxHeader {
-		return nil, &Error{Kind: ErrUsage, What: "too many tensors for one file: header is too long", Found: fmt.Sprintf("%d bytes", n-8), Wanted: fmt.Sprintf("at most %d", maxHeader)}
+		return nil, tooLong(n - 8)
 	}
 	binary.LittleEndian.PutUint64(l.header, uint64(n-8))
 	for i := range l.tensors {
