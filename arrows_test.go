@@ -19,17 +19,18 @@ const module = "hawkmoth"
 // arrows lists, for each room, the rooms that it may reach; every package of
 // the module needs its row. Test files may use testRooms besides.
 var arrows = map[string][]string{
-	"":                  {},
-	"format":            {},
-	"quantize":          {"format"},
-	"runtime/kernel":    {"format", "quantize"},
-	"runtime":           {"format", "quantize", "runtime/kernel"},
-	"metal":             {"format", "quantize", "runtime/kernel", "runtime"},
-	"cmd/internal/cli":  {"format"},
-	"cmd/convert":       {"format", "quantize", "runtime/kernel", "runtime", "metal", "cmd/internal/cli"},
-	"cmd/inspect":       {"format", "quantize", "runtime/kernel", "runtime", "metal", "cmd/internal/cli"},
-	"cmd/run":           {"format", "quantize", "runtime/kernel", "runtime", "metal", "cmd/internal/cli", "internal/fixtures"},
-	"internal/fixtures": {},
+	"":                    {},
+	"format":              {},
+	"quantize":            {"format"},
+	"runtime/kernel":      {"format", "quantize"},
+	"runtime":             {"format", "quantize", "runtime/kernel"},
+	"metal":               {"format", "quantize", "runtime/kernel", "runtime"},
+	"cmd/internal/cli":    {"format"},
+	"cmd/internal/report": {"format", "quantize", "runtime/kernel", "runtime", "metal", "cmd/internal/cli"},
+	"cmd/convert":         {"format", "quantize", "runtime/kernel", "runtime", "metal", "cmd/internal/cli", "cmd/internal/report"},
+	"cmd/inspect":         {"format", "quantize", "runtime/kernel", "runtime", "metal", "cmd/internal/cli", "cmd/internal/report"},
+	"cmd/run":             {"format", "quantize", "runtime/kernel", "runtime", "metal", "cmd/internal/cli", "cmd/internal/report", "internal/fixtures"},
+	"internal/fixtures":   {},
 }
 
 // testRooms is what the tests of any room may import besides its own arrows;
