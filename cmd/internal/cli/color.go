@@ -22,9 +22,9 @@ const (
 	reset = "\x1b[0m"
 )
 
-// Terminal says whether w is a terminal.
-func Terminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
+// Terminal says whether a stream, such as a command's input or output, is a terminal.
+func Terminal(stream any) bool {
+	f, ok := stream.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
