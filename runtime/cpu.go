@@ -79,6 +79,9 @@ func (c *CPU) Supports(op Kind, s format.Spec) error {
 
 // Load implements Backend.
 func (c *CPU) Load(m quantize.Matrix) (Weight, error) {
+	if err := kernel.Check(m); err != nil {
+		return nil, err
+	}
 	w := &cpuWeight{m: m}
 	if m.Rows == 1 {
 		codec, err := quantize.CodecFor(m.Format)
