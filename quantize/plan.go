@@ -36,7 +36,7 @@ func (it *Item) Packed() bool { return it.Spec.Format.Info().Packed }
 // role is the role under which reports count the item: the MTP block's
 // matrices are one row.
 func (it *Item) role() Role {
-	if it.Want.MTP && it.Want.Matrix() && !slices.Contains(exactRoles, it.Want.Role) {
+	if it.Want.MTP && !it.Want.exact() {
 		return MTP
 	}
 	return it.Want.Role
@@ -147,7 +147,6 @@ func sourceOf(snap *format.Snapshot, w Want) *format.Tensor {
 func (p *planner) items(wants []Want) {
 	var missing []Want
 	used := map[*Override]int{}
-	refused := map[*Override][]string{}
 	census := map[format.DType]*unsupported{}
 	for _, w := range wants {
 		choice, override := p.Recipe.Choose(w)
@@ -181,10 +180,6 @@ func (p *planner) items(wants []Want) {
 			p.problems = append(p.problems, err)
 			continue
 		}
-		if override != nil && choice.Format.Info().Packed && (!w.Matrix() || slices.Contains(exactRoles, w.Role)) {
-			refused[override] = append(refused[override], w.Name)
-			continue
-		}
 		p.Items = append(p.Items, newItem(w, source, choice))
 	}
 	p.missing(wants, missing)
@@ -195,10 +190,6 @@ func (p *planner) items(wants []Want) {
 	}
 	for i := range p.Recipe.Overrides {
 		o := &p.Recipe.Overrides[i]
-		if names := refused[o]; len(names) > 0 {
-			p.fail(format.ErrUsage, "", "override "+o.String()+" would quantise what must stay exact: "+strings.Join(Collapse(names), ", "),
-				"", "a pattern for other matrices, or f32, bf16 or f16")
-		}
 		if used[o] == 0 {
 			p.unmatched(o, wants)
 		}
@@ -222,22 +213,29 @@ func newItem(w Want, source *Source, c Choice) Item {
 
 // unmatched reports an override that decided nothing.
 func (p *planner) unmatched(o *Override, wants []Want) {
-	var names []string
+	var names, exact []string
 	matched := 0
 	for _, w := range wants {
 		if sourceOf(p.snap, w) == nil {
 			continue
 		}
 		names = append(names, w.Name)
-		if o.Match.MatchString(w.Name) {
-			matched++
+		if !o.Match.MatchString(w.Name) {
+			continue
+		}
+		matched++
+		if c, _ := p.Recipe.Choose(w); w.exact() && !c.Drop {
+			exact = append(exact, w.Name)
 		}
 	}
+	what := "override " + o.String()
 	switch {
+	case len(exact) > 0 && o.Choice.Format.Info().Packed:
+		p.fail(format.ErrUsage, "", what+" would quantise what must stay exact: "+strings.Join(Collapse(exact), ", "), "", "a pattern for other matrices, or f32, bf16 or f16")
 	case matched > 0:
-		p.fail(format.ErrUsage, "", "override "+o.String(), fmt.Sprintf("%d tensors that the recipe leaves out or a later override decides", matched), "a tensor that it decides")
+		p.fail(format.ErrUsage, "", what, fmt.Sprintf("%d tensors that the recipe leaves out or a later override decides", matched), "a tensor that it decides")
 	default:
-		p.fail(format.ErrUsage, "", "override "+o.String()+" matches no tensor", "", "such as "+strings.Join(nearest(o.Match.String(), names, 3), ", "))
+		p.fail(format.ErrUsage, "", what+" matches no tensor", "", "such as "+strings.Join(nearest(o.Match.String(), names, 3), ", "))
 	}
 }
 

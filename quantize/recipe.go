@@ -45,7 +45,8 @@ var (
 	exactRoles = []Role{Norm, Router, RouterBias}
 )
 
-// Override gives one format to every tensor whose name a regular expression finds.
+// Override gives one format to every tensor whose name a regular expression
+// finds; a format of codes and scales passes over what is kept exact.
 type Override struct {
 	Match  *regexp.Regexp
 	Choice Choice
@@ -420,16 +421,21 @@ func (r *Recipe) Choose(w Want) (Choice, *Override) {
 			c = **p
 		}
 	}
-	if !w.Matrix() || slices.Contains(exactRoles, w.Role) {
+	exact := w.exact()
+	if exact {
 		c = choiceF32
 	}
 	for i := len(r.Overrides) - 1; i >= 0; i-- {
-		if o := &r.Overrides[i]; o.Match.MatchString(w.Name) {
+		o := &r.Overrides[i]
+		if o.Match.MatchString(w.Name) && !(exact && o.Choice.Format.Info().Packed) {
 			return o.Choice, o
 		}
 	}
 	return c, nil
 }
+
+// exact says whether the tensor is kept as plain floats whatever is asked for.
+func (w Want) exact() bool { return !w.Matrix() || slices.Contains(exactRoles, w.Role) }
 
 func cutLast(s, sep string) (before, after string, found bool) {
 	if i := strings.LastIndex(s, sep); i >= 0 {

@@ -80,7 +80,7 @@ func (p *Plan) achieved(out *format.Snapshot) error {
 				if t != nil {
 					found = fmt.Sprintf("%s%v", t.DType, t.Shape)
 				}
-				problems = append(problems, &format.Error{Path: out.Dir, Tensor: e.Name, What: "was not written as planned", Found: found, Wanted: fmt.Sprintf("%s%v", e.DType, e.Shape)})
+				problems = append(problems, &format.Error{Kind: format.ErrCorrupt, Path: out.Dir, Tensor: e.Name, What: "was not written as planned", Found: found, Wanted: fmt.Sprintf("%s%v", e.DType, e.Shape)})
 			}
 		}
 		if !it.Packed() {
@@ -89,7 +89,7 @@ func (p *Plan) achieved(out *format.Snapshot) error {
 		if found, err := out.Spec(it.Want.Name, it.Spec.Rows, it.Spec.Cols); err != nil {
 			problems = append(problems, err)
 		} else if found != it.Spec {
-			problems = append(problems, &format.Error{Path: out.Dir, Tensor: it.Want.Name, What: "has another format than planned", Found: found.String(), Wanted: it.Spec.String()})
+			problems = append(problems, &format.Error{Kind: format.ErrCorrupt, Path: out.Dir, Tensor: it.Want.Name, What: "has another format than planned", Found: found.String(), Wanted: it.Spec.String()})
 		}
 	}
 	return problems.Err()
@@ -213,7 +213,7 @@ func (p *Plan) verification(sums []blockError) (*Verification, error) {
 		}
 		info := it.Spec.Format.Info()
 		if exact := info.ID == format.F32 || info.DType == it.Source.DType || it.PassThrough; exact && t.e2 > 0 {
-			problems = append(problems, &format.Error{Path: p.snap.Dir, Tensor: it.Want.Name, What: "was not written exactly", Found: fmt.Sprintf("relative error %.3g", e.Error)})
+			problems = append(problems, &format.Error{Kind: format.ErrCorrupt, Path: p.snap.Dir, Tensor: it.Want.Name, What: "was not written exactly", Found: fmt.Sprintf("relative error %.3g", e.Error)})
 		}
 	}
 	for r := range numRoles {
