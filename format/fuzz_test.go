@@ -2,6 +2,7 @@ package format
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"math"
 	"os"
@@ -25,16 +26,21 @@ func bounded(t *testing.T, n int, f func()) {
 	}
 }
 
+// FuzzShardHeader fuzzes a header, the number of bytes after it, and how much
+// the length before it is wrong.
 func FuzzShardHeader(f *testing.F) {
 	a, b := entryJSON("a", "F32", "[2,2]", 0, 16), entryJSON("b", "U8", "[3]", 16, 19)
 	for _, h := range []string{"", "{}", "{" + a + "}", "{" + a + "," + b + "}", `{"__metadata__":{"format":"pt"},` + a + "}", "{" + b + "," + a + "}",
 		"{" + entryJSON("w.qs", "F32", "[4]", 0, 16) + "," + entryJSON("w", "U8", "[4,64]", 16, 19) + "}", "{" + entryJSON("a", "F32", "[4294967296,4294967296,2]", 0, 19) + "}", "{" + a + "," + a + "}"} {
-		f.Add(fileBytes(h, 19))
-		f.Add(fileBytes(h, 16))
+		f.Add([]byte(h), uint16(19), uint64(0))
+		f.Add([]byte(h), uint16(16), uint64(0))
 	}
-	f.Add([]byte("version https://git-lfs.github.com/spec/v1\n"))
-	f.Add(manyTensors(300))
-	f.Fuzz(func(t *testing.T, file []byte) {
+	f.Add([]byte("sion https://git-lfs.github.com/spec/v1\n"), uint16(0), binary.LittleEndian.Uint64([]byte("version ")))
+	f.Add([]byte("{}"), uint16(9), uint64(1))
+	f.Add([]byte("{}"), uint16(9), uint64(math.MaxUint64))
+	f.Fuzz(func(t *testing.T, header []byte, data uint16, wrong uint64) {
+		file := fileBytes(string(header), int(data))
+		binary.LittleEndian.PutUint64(file, uint64(len(header))+wrong)
 		s := &Shard{Path: "fuzz", Size: int64(len(file))}
 		var err error
 		bounded(t, len(file), func() { err = s.readHeader(bytes.NewReader(file)) })
@@ -55,13 +61,12 @@ func FuzzShardHeader(f *testing.F) {
 		if at != s.Size {
 			t.Fatalf("accepted tensors to byte %d of %d", at, s.Size)
 		}
-		if _, err := ParseStamps(s.Metadata); err == nil {
-			for _, x := range s.Tensors {
-				if x.DType != DTypeU8 && x.Size*8 != x.Elements()*int64(x.DType.Bits()) {
-					t.Fatalf("accepted %+v", x)
-				}
+		for _, x := range s.Tensors {
+			if x.DType != DTypeU8 && x.Size*8 != x.Elements()*int64(x.DType.Bits()) {
+				t.Fatalf("accepted %+v", x)
 			}
 		}
+		_, _ = ParseStamps(s.Metadata)
 	})
 }
 
