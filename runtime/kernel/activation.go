@@ -12,11 +12,18 @@ const Block = 64
 
 // Activation is a vector x[N] rounded to integers, one scale a block:
 // x_i ≈ Q_i · Scale[i/Block].
+//
+// Only Quantize fills it: the assembly reads forms of Q that it keeps beside it.
 type Activation struct {
 	N, Bits int
 	Q       []int16 // padded with zeros to a multiple of Block
 	Scale   []float32
+	codes   []int8  // Q as the assembly reads it, in whole quads of blocks
+	sums    []int32 // 8·ΣQ of each block, likewise
 }
+
+// quad is the number of blocks whose sums go to the four stripes in one step.
+const quad = 4
 
 // minScale keeps zero and tiny blocks from dividing by zero.
 const minScale float32 = 1e-8
@@ -34,11 +41,22 @@ func ActivationBits(id format.ID) int { return layouts[id].bits }
 // number.
 func (a *Activation) Quantize(x []float32, bits int) {
 	blocks := (len(x) + Block - 1) / Block
+	whole := (blocks + quad - 1) / quad * quad
 	a.N, a.Bits = len(x), bits
-	a.Q = grow(a.Q, blocks*Block)
-	a.Scale = grow(a.Scale, blocks)
+	a.Q, a.Scale = grow(a.Q, whole*Block), grow(a.Scale, whole)
+	clear(a.Q[blocks*Block:])
+	clear(a.Scale[blocks:])
+	a.Q, a.Scale = a.Q[:blocks*Block], a.Scale[:blocks]
+	if quantizeSIMD(a, x, bits) {
+		return
+	}
+	a.codes, a.sums = a.codes[:0], a.sums[:0]
+	quantizeBlocks(a, x, bits)
+}
+
+func quantizeBlocks(a *Activation, x []float32, bits int) {
 	limit := float32(int(1)<<(bits-1) - 1)
-	for b := range blocks {
+	for b := range a.Scale {
 		q := a.Q[b*Block:][:Block]
 		xs := x[b*Block : min((b+1)*Block, len(x))]
 		var top uint32 // magnitudes compare as integers, NaN above all
@@ -71,4 +89,5 @@ type Scratch struct {
 	row   []float32
 	chunk []float32
 	ids   []int32
+	simd  simdScratch
 }

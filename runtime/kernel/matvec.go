@@ -54,9 +54,6 @@ func matVec(m quantize.Matrix, lo, hi int, x [][]float32, act []Activation, y []
 		floatRows(m, lo, hi, x, y, first, tmp)
 		return
 	}
-	blocks := (m.Cols + Block - 1) / Block
-	perBlock := Block / l.fields
-	tmp.mates = grow(tmp.mates, len(act)*blocks*perBlock)
 	for i := range act {
 		if act[i].N != m.Cols || act[i].Bits != l.bits {
 			for _, ys := range y[:len(act)] {
@@ -64,6 +61,18 @@ func matVec(m quantize.Matrix, lo, hi int, x [][]float32, act []Activation, y []
 			}
 			return
 		}
+	}
+	if !intRowsSIMD(m, lo, hi, act, y, first, tmp) {
+		intRows(m, lo, hi, act, y, first, tmp)
+	}
+}
+
+func intRows(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32, first int, tmp *Scratch) {
+	l := &layouts[m.Format]
+	blocks := (m.Cols + Block - 1) / Block
+	perBlock := Block / l.fields
+	tmp.mates = grow(tmp.mates, len(act)*blocks*perBlock)
+	for i := range act {
 		mates(tmp.mates[i*blocks*perBlock:], act[i].Q, l.fields, l.step)
 	}
 	tmp.words = grow(tmp.words, blocks*perBlock)

@@ -1,0 +1,204 @@
+//go:build amd64 && !noasm
+
+package kernel
+
+import (
+	"unsafe"
+
+	"hawkmoth/format"
+	"hawkmoth/quantize"
+)
+
+// tile is the argument of the integer kernels: up to four rows of a matrix and
+// any number of activations. The assembly knows the offsets.
+type tile struct {
+	w        [4]unsafe.Pointer // codes of each row
+	tail     [4]unsafe.Pointer // the codes of the last, padded quad of each row
+	s        [4]unsafe.Pointer // scales of each row, if it has groups
+	tailS    [4]unsafe.Pointer // the padded quad's scales, one a block
+	act      unsafe.Pointer    // *Activation of the first of n
+	n        int
+	quads    int // without the padded one
+	hasTail  int
+	near     int // bytes from the codes in work to those to prefetch
+	far      int // the same for the last farFrom quads of a row
+	farFrom  int
+	acc      unsafe.Pointer // [n][16]float32, working memory
+	out      unsafe.Pointer // [n][4]float32: a product a row
+	rowScale [4]float32
+}
+
+// What the assembly relies on.
+var (
+	_ [128]byte = [unsafe.Offsetof(tile{}.act)]byte{}
+	_ [200]byte = [unsafe.Offsetof(tile{}.rowScale)]byte{}
+	_ [16]byte  = [unsafe.Offsetof(Activation{}.Q)]byte{}
+	_ [40]byte  = [unsafe.Offsetof(Activation{}.Scale)]byte{}
+	_ [64]byte  = [unsafe.Offsetof(Activation{}.codes)]byte{}
+	_ [88]byte  = [unsafe.Offsetof(Activation{}.sums)]byte{}
+	_ [112]byte = [unsafe.Sizeof(Activation{})]byte{}
+)
+
+// simdScratch is the working memory of the assembly's callers.
+type simdScratch struct {
+	tile   tile
+	acc    []float32
+	out    []float32
+	tail   []byte
+	scales []float32
+	groups []float32
+}
+
+// tileKernel is an integer kernel of the active level.
+type tileKernel struct {
+	run    func(*byte)
+	rows   int // at a time, up to four
+	groups int // blocks that share a scale in memory: 0 for none, else 1, 2 or 4
+}
+
+// tileFor is the kernel for a matrix; ok is false if only the Go code serves it.
+// Scales of groups that no kernel reads as they lie are spread to one a block.
+func tileFor(s format.Spec) (k tileKernel, ok bool) {
+	table := tiles[active]
+	if s.Format != format.Int4Grouped {
+		k = table[tileKey{s.Format, 0}]
+		return k, k.run != nil
+	}
+	if s.Group%Block != 0 {
+		return tileKernel{}, false
+	}
+	if k = table[tileKey{s.Format, s.Group / Block}]; k.run == nil {
+		k = table[tileKey{s.Format, 1}]
+	}
+	return k, k.run != nil
+}
+
+type tileKey struct {
+	format format.ID
+	groups int // blocks a group, for Int4Grouped
+}
+
+// prefetch is how far ahead of the work the codes are asked for, over all rows
+// of a tile.
+const prefetch = 4096
+
+// intRowsSIMD is matVec for the formats that the active level serves.
+func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32, first int, tmp *Scratch) bool {
+	k, ok := tileFor(m.Spec)
+	if !ok || len(act) == 0 {
+		return ok
+	}
+	l := &layouts[m.Format]
+	blocks := (m.Cols + Block - 1) / Block
+	for i := range act {
+		if whole := (blocks + quad - 1) / quad; l.bits == 8 && len(act[i].codes) != whole*quad*Block || len(act[i].Scale) != blocks {
+			return false
+		}
+	}
+	group := l.group
+	if group < 0 {
+		group = m.Group
+	}
+	s := &tmp.simd
+	t := &s.tile
+	rowBytes, scales, quadBytes := m.RowBytes(), m.ScaleCols(), quad*l.blockBytes
+	t.act, t.n = unsafe.Pointer(unsafe.SliceData(act)), len(act)
+	s.acc, s.out = grow(s.acc, 16*len(act)), grow(s.out, 4*len(act))
+	t.acc, t.out = unsafe.Pointer(unsafe.SliceData(s.acc)), unsafe.Pointer(unsafe.SliceData(s.out))
+	t.quads = m.Cols / (quad * Block)
+	t.hasTail = 0
+	tailBlocks := blocks - t.quads*quad
+	if tailBlocks > 0 {
+		t.hasTail = 1
+		s.tail, s.scales = grow(s.tail, 4*quadBytes), grow(s.scales, 4*quad)
+		for r := range 4 {
+			t.tail[r], t.tailS[r] = unsafe.Pointer(&s.tail[r*quadBytes]), unsafe.Pointer(&s.scales[r*quad])
+		}
+	}
+	spreadGroups := group > 0 && group/Block != k.groups
+	if spreadGroups {
+		s.groups = grow(s.groups, 4*t.quads*quad)
+	}
+	t.near = prefetch / k.rows
+	t.far = k.rows * rowBytes
+	if near := t.near / quadBytes; t.quads >= 2*near {
+		t.farFrom = near
+		t.far += t.near - rowBytes
+	} else {
+		t.farFrom = t.quads
+		if t.far > 0 {
+			t.far *= max(1, prefetch/t.far)
+		}
+	}
+	for o := lo; o < hi; o += k.rows {
+		n := min(k.rows, hi-o)
+		for r := range k.rows {
+			row := o + min(r, n-1)
+			codes := m.W[row*rowBytes:][:rowBytes]
+			t.w[r] = unsafe.Pointer(unsafe.SliceData(codes))
+			t.rowScale[r] = 1
+			var sc []float32
+			if group == 0 {
+				t.rowScale[r] = m.S[row]
+			} else {
+				sc = m.S[row*scales:][:scales]
+				t.s[r] = unsafe.Pointer(unsafe.SliceData(sc))
+			}
+			if spreadGroups {
+				d := s.groups[r*t.quads*quad:][:t.quads*quad]
+				for b := range d {
+					d[b] = sc[b*Block/group]
+				}
+				t.s[r] = unsafe.Pointer(unsafe.SliceData(d))
+			}
+			if tailBlocks > 0 {
+				d := s.tail[r*quadBytes:][:quadBytes]
+				clear(d[copy(d, codes[t.quads*quadBytes:]):])
+				if group > 0 {
+					ts := s.scales[r*quad:][:quad]
+					clear(ts)
+					for b := range tailBlocks {
+						ts[b] = sc[(t.quads*quad+b)*Block/group]
+					}
+				}
+			}
+		}
+		k.run((*byte)(unsafe.Pointer(t)))
+		for i, ys := range y[:len(act)] {
+			copy(ys[o-first:][:n], s.out[4*i:])
+		}
+	}
+	return true
+}
+
+// packActivation derives codes and sums from Q: for int8, each pair of blocks
+// as the even columns of one and the other, then the odd columns; for wider
+// numbers, which the kernels read in Q, nothing.
+func packActivation(a *Activation) {
+	whole := (len(a.Scale) + quad - 1) / quad * quad
+	if a.Bits != 8 {
+		a.codes, a.sums = a.codes[:0], a.sums[:0]
+		return
+	}
+	a.codes, a.sums = grow(a.codes, whole*Block), grow(a.sums, whole)
+	q := a.Q[:whole*Block]
+	for b := range whole {
+		d := a.codes[b/2*2*Block+b%2*Block/2:][:Block+Block/2]
+		var sum int32
+		for i := range Block / 2 {
+			even, odd := q[b*Block+2*i], q[b*Block+2*i+1]
+			d[i], d[Block+i] = int8(even), int8(odd)
+			sum += int32(even) + int32(odd)
+		}
+		a.sums[b] = 8 * sum
+	}
+}
+
+func quantizeSIMD(a *Activation, x []float32, bits int) bool {
+	if active == plain {
+		return false
+	}
+	quantizeBlocks(a, x, bits)
+	packActivation(a)
+	return true
+}

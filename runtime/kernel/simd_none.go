@@ -1,0 +1,17 @@
+//go:build !amd64 || noasm
+
+package kernel
+
+import "hawkmoth/quantize"
+
+// The plain Go code does everything.
+
+var isas = []isa{plain}
+
+type simdScratch struct{}
+
+func quantizeSIMD(*Activation, []float32, int) bool { return false }
+
+func intRowsSIMD(quantize.Matrix, int, int, []Activation, [][]float32, int, *Scratch) bool {
+	return false
+}
