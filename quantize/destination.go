@@ -234,7 +234,14 @@ func (d *Destination) space(p *Plan) error {
 	d.Free = freeBytes(at)
 	if !d.Complete && d.Free >= 0 && d.Needed > d.Free {
 		return &format.Error{Path: d.Dir, What: "the disk cannot hold the container", Err: syscall.ENOSPC,
-			Found: fmt.Sprintf("%d bytes free", d.Free), Wanted: fmt.Sprintf("%d", d.Needed)}
+			Found: megabytes(d.Free) + " free", Wanted: megabytes(d.Needed)}
 	}
 	return nil
+}
+
+func megabytes(n int64) string {
+	if n < 1e6 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	return fmt.Sprintf("%.1f MB", float64(n)/1e6)
 }

@@ -490,3 +490,33 @@ func TestC8FusedExpertsGiveTheSameBytes(t *testing.T) {
 		t.Error("fused experts give other bytes")
 	}
 }
+
+// BenchmarkExecute converts 96 MB of BF16 expert matrices; the rate is that of
+// the source.
+func BenchmarkExecute(b *testing.B) {
+	var tensors []testTensor
+	w := weights(1, 2048, 6144)
+	for i := range 4 {
+		tensors = append(tensors, bf16Tensor(fmt.Sprintf("model.layers.0.mlp.experts.%d.up_proj.weight", i), []int{2048, 6144}, w))
+	}
+	snap := checkpoint(b, tensors...)
+	for _, f := range []string{"int4-grouped/64", "int8-row", "int4-row", "int3-g64", "int2-row", "fp8-e4m3-b128", "bf16"} {
+		r, err := RecipeFor("balanced")
+		if err == nil {
+			r, err = r.With(Flags{Format: f})
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+		p, err := NewPlan(snap, wantsOf(snap, 0), r, PlanOptions{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Run(f, func(b *testing.B) {
+			b.SetBytes(p.Total().SourceBytes)
+			for b.Loop() {
+				execute(b, p, outDir(b), ExecuteOptions{})
+			}
+		})
+	}
+}

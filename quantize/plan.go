@@ -377,8 +377,7 @@ func (p *planner) sizes() {
 		}
 	}
 	if out >= in && in > 0 && !p.Options.AllowBigger {
-		p.fail(format.ErrUsage, "", "the quantised tensors would not be smaller than the source", fmt.Sprintf("%d bytes", out),
-			fmt.Sprintf("less than %d, or --allow-bigger", in))
+		p.fail(format.ErrUsage, "", "the quantised tensors would not be smaller than the source", megabytes(out), "less than "+megabytes(in)+", or --allow-bigger")
 	}
 	if packed > 0 && float64(packed) < 0.9*float64(params) {
 		p.warn("only %.1f %% of the parameters are quantised", 100*float64(packed)/float64(params))
