@@ -51,6 +51,9 @@ func MatVecRows(m quantize.Matrix, lo, hi int, x [][]float32, act []Activation, 
 func matVec(m quantize.Matrix, lo, hi int, x [][]float32, act []Activation, y [][]float32, first int, tmp *Scratch) {
 	l := &layouts[m.Format]
 	if l.bits == 0 {
+		if floatRowsSIMD(m, lo, hi, x, y, first, tmp) {
+			return
+		}
 		floatRows(m, lo, hi, x, y, first, tmp)
 		return
 	}

@@ -42,3 +42,20 @@ var tiles = map[isa]map[tileKey]tileKernel{
 		{format.Int4Grouped, 4}: {int4G256AVX512, 4, 4},
 	},
 }
+
+// floatKernels lists the float kernels by the vectors they take; the first
+// takes one.
+var floatKernels = map[isa]map[format.ID][]floatKernel{
+	avx2: {
+		format.F32:  {{f32By1AVX2, 4, 1}, {f32By2AVX2, 2, 2}},
+		format.BF16: {{bf16By1AVX2, 4, 1}, {bf16By2AVX2, 2, 2}},
+		format.F16:  {{f16By1AVX2, 4, 1}, {f16By2AVX2, 2, 2}},
+		format.FP8:  {{fp8By1AVX2, 4, 1}, {fp8By2AVX2, 2, 2}},
+	},
+	avx512: {
+		format.F32:  {{f32By1AVX512, 4, 1}, {f32By2AVX512, 4, 2}, {f32By4AVX512, 4, 4}},
+		format.BF16: {{bf16By1AVX512, 4, 1}, {bf16By2AVX512, 4, 2}, {bf16By4AVX512, 4, 4}},
+		format.F16:  {{f16By1AVX512, 4, 1}, {f16By2AVX512, 4, 2}, {f16By4AVX512, 4, 4}},
+		format.FP8:  {{fp8By1AVX512, 4, 1}, {fp8By2AVX512, 4, 2}, {fp8By4AVX512, 4, 4}},
+	},
+}

@@ -42,6 +42,7 @@ var (
 // simdScratch is the working memory of the assembly's callers.
 type simdScratch struct {
 	tile   tile
+	floats floatTile
 	acc    []float32
 	out    []float32
 	tail   []byte

@@ -15,3 +15,7 @@ func quantizeSIMD(*Activation, []float32, int) bool { return false }
 func intRowsSIMD(quantize.Matrix, int, int, []Activation, [][]float32, int, *Scratch) bool {
 	return false
 }
+
+func floatRowsSIMD(quantize.Matrix, int, int, [][]float32, [][]float32, int, *Scratch) bool {
+	return false
+}

@@ -1,0 +1,130 @@
+//go:build amd64 && !noasm
+
+package kernel
+
+import (
+	"unsafe"
+
+	"hawkmoth/format"
+	"hawkmoth/quantize"
+)
+
+// floatTile is the argument of the float kernels: up to four rows and as many
+// vectors. The assembly knows the offsets.
+type floatTile struct {
+	w        [4]unsafe.Pointer // each row
+	tail     [4]unsafe.Pointer // each row's last columns, padded to sixteen
+	x        unsafe.Pointer    // the first of the vectors' slice headers
+	cols     int               // a multiple of 16
+	tailCols int
+	s        [4]unsafe.Pointer // fp8: the scales of each row's blocks
+	near     int               // bytes from the weights in work to those to prefetch
+	far      int               // the same for the last farFrom columns of a row
+	farFrom  int
+	out      unsafe.Pointer // [4][4]float32: vector, row
+	bits     uint32         // a bit for each of the tail's columns
+	lanes    [16]uint32     // all ones for each of them
+}
+
+var (
+	_ [64]byte  = [unsafe.Offsetof(floatTile{}.x)]byte{}
+	_ [144]byte = [unsafe.Offsetof(floatTile{}.out)]byte{}
+	_ [156]byte = [unsafe.Offsetof(floatTile{}.lanes)]byte{}
+)
+
+// floatKernel multiplies rows rows with n vectors.
+type floatKernel struct {
+	run     func(*byte)
+	rows, n int
+}
+
+// setColumns cuts the columns in sixteens and a tail.
+func (t *floatTile) setColumns(cols int) {
+	t.cols, t.tailCols = cols&^15, cols&15
+	t.bits = 1<<t.tailCols - 1
+	for i := range t.lanes {
+		t.lanes[i] = 0
+		if i < t.tailCols {
+			t.lanes[i] = ^uint32(0)
+		}
+	}
+}
+
+// setPrefetch is for rows of rowBytes that lie one after the other.
+func (t *floatTile) setPrefetch(rowBytes, size int) {
+	t.near, t.far = prefetch/4, 4*rowBytes
+	if rowBytes >= 2*t.near {
+		t.farFrom = t.near / size
+		t.far += t.near - rowBytes
+	} else {
+		t.farFrom = t.cols
+		if t.far > 0 {
+			t.far *= max(1, prefetch/t.far)
+		}
+	}
+}
+
+// cacheBytes is how many bytes of rows are taken for every four vectors before
+// the next vectors, when there are many.
+const cacheBytes = 128 << 10
+
+// floatRowsSIMD is floatRows for the formats that the active level serves.
+func floatRowsSIMD(m quantize.Matrix, lo, hi int, x, y [][]float32, first int, tmp *Scratch) bool {
+	kernels := floatKernels[active][m.Format]
+	if kernels == nil {
+		return false
+	}
+	for _, xs := range x {
+		_ = xs[:m.Cols]
+	}
+	s := &tmp.simd
+	t := &s.floats
+	t.setColumns(m.Cols)
+	rowBytes, size := m.RowBytes(), m.RowBytes()/max(1, m.Cols)
+	t.setPrefetch(rowBytes, size)
+	s.out = grow(s.out, 16)
+	t.out = unsafe.Pointer(unsafe.SliceData(s.out))
+	if t.tailCols > 0 {
+		s.tail = grow(s.tail, 4*64)
+		clear(s.tail[:4*64])
+		for r := range 4 {
+			t.tail[r] = unsafe.Pointer(&s.tail[64*r])
+		}
+	}
+	panel := 4
+	if len(x) > 8 {
+		panel = max(4, cacheBytes/max(1, rowBytes)&^3)
+	}
+	for top := lo; top < hi; top += panel {
+		bottom := min(top+panel, hi)
+		for i := 0; i < len(x); {
+			k := kernels[0]
+			for _, next := range kernels[1:] {
+				if next.n <= len(x)-i {
+					k = next
+				}
+			}
+			t.x = unsafe.Pointer(&x[i])
+			for o := top; o < bottom; o += k.rows {
+				n := min(k.rows, bottom-o)
+				for r := range k.rows {
+					row := o + min(r, n-1)
+					codes := m.W[row*rowBytes:][:rowBytes]
+					t.w[r] = unsafe.Pointer(unsafe.SliceData(codes))
+					if t.tailCols > 0 {
+						copy(s.tail[64*r:], codes[t.cols*size:])
+					}
+					if m.Format == format.FP8 {
+						t.s[r] = unsafe.Pointer(unsafe.SliceData(m.S[row/128*m.ScaleCols():][:m.ScaleCols()]))
+					}
+				}
+				k.run((*byte)(unsafe.Pointer(t)))
+				for j, ys := range y[i : i+k.n] {
+					copy(ys[o-first:][:n], s.out[4*j:])
+				}
+			}
+			i += k.n
+		}
+	}
+	return true
+}
