@@ -1,0 +1,422 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"hawkmoth/cmd/internal/cli"
+	"hawkmoth/quantize"
+)
+
+// lines collects text.
+type lines struct{ strings.Builder }
+
+func (l *lines) f(text string, args ...any) { _, _ = fmt.Fprintf(l, text+"\n", args...) }
+
+// field writes a label and its value; an empty value writes nothing.
+func (l *lines) field(label, value string) {
+	if value != "" {
+		l.f("%-13s %s", label, value)
+	}
+}
+
+func (l *lines) to(w io.Writer) error {
+	_, err := io.WriteString(w, l.String())
+	return err
+}
+
+// plural counts things: "1 problem", "2 problems", "3 packed matrices".
+func plural(n int, what string) string {
+	switch {
+	case n == 1:
+		return "1 " + what
+	case strings.HasSuffix(what, "matrix"):
+		what = strings.TrimSuffix(what, "x") + "ce"
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// amount writes a number of weights in decimal units: "743.9 B".
+func amount(n int64) string {
+	v := float64(n)
+	if v < 1000 {
+		return fmt.Sprint(n)
+	}
+	units := "kMBT"
+	for i := range units {
+		if v /= 1000; v < 999.95 || i == len(units)-1 {
+			return fmt.Sprintf("%.1f %c", v, units[i])
+		}
+	}
+	return ""
+}
+
+// Sections says what Write writes instead of the summary.
+type Sections struct{ Tensors, Layers, Verification bool }
+
+// Write writes the sections that were asked for, and the problems; or else the
+// summary.
+func (r *Report) Write(w io.Writer, s Sections) error {
+	if s == (Sections{}) {
+		return r.Summary(w)
+	}
+	first := true
+	for _, part := range []struct {
+		wanted bool
+		write  func(io.Writer) error
+	}{{s.Layers, r.WriteLayers}, {s.Tensors, r.WriteTensors}, {s.Verification, r.WriteVerification}} {
+		if !part.wanted {
+			continue
+		}
+		if !first {
+			if _, err := io.WriteString(w, "\n"); err != nil {
+				return err
+			}
+		}
+		first = false
+		if err := part.write(w); err != nil {
+			return err
+		}
+	}
+	var l lines
+	l.section("problems", r.problemLines())
+	return l.to(w)
+}
+
+// Summary writes the report on one screen.
+func (r *Report) Summary(w io.Writer) error {
+	var l lines
+	kind := r.Kind
+	if kind != "" {
+		kind += ", "
+	}
+	l.f("%s: %s%s", r.Path, kind, r.verdict())
+	l.f("")
+	if a := r.Architecture; a != nil {
+		l.field("architecture", fmt.Sprintf("%s (%s): %s, %d dense and %d with experts", a.Name, a.ModelType, plural(a.Layers, "layer"), a.DenseLayers, a.Layers-a.DenseLayers))
+		l.field("", fmt.Sprintf("hidden %d, heads %d, experts %d of which a token reads %d and %d shared", a.Hidden, a.Heads, a.Experts, a.ExpertsPerToken, a.SharedExperts))
+		l.field("", fmt.Sprintf("vocabulary %d, context %d", a.Vocabulary, a.Context))
+	}
+	if p := r.Parameters; p != nil {
+		mtp := ""
+		if p.MTP > 0 {
+			mtp = fmt.Sprintf("; MTP block %s", amount(p.MTP))
+		}
+		l.field("parameters", fmt.Sprintf("%s, active per token %s (%s of weights)%s", amount(p.Total), amount(p.Active), cli.Bytes(p.ActiveBytes), mtp))
+	}
+	if r.Shards > 0 {
+		bits := ""
+		if r.Total.BitsPerWeight > 0 {
+			bits = fmt.Sprintf(", %.2f bits/weight", r.Total.BitsPerWeight)
+			if p := r.Parameters; p != nil && p.Quantised > 0 {
+				bits += fmt.Sprintf(", %.1f %% of the parameters quantised", 100*float64(p.Quantised)/float64(r.Total.Parameters))
+			}
+		}
+		l.field("size", fmt.Sprintf("%s in %s%s", cli.Bytes(r.FileBytes), plural(r.Shards, "shard"), bits))
+	}
+	l.field("completeness", r.Completeness.text())
+	l.field("MTP block", r.MTP.text("of no use"))
+	l.field("indexer", r.Indexer.text("attention is dense"))
+	l.field("stamps", r.Stamps.text())
+	if t := r.Tokenizer; t != nil {
+		l.field("tokenizer", fmt.Sprintf("%d ids for %d rows", t.IDs, t.Rows))
+	}
+	if r.Origin != nil {
+		l.field("made by", fmt.Sprintf("%s, recipe %s", r.Origin.Tool, r.Origin.Recipe))
+	}
+	if len(r.Formats) > 0 {
+		l.f("")
+		l.WriteString(r.formatTable())
+	}
+	if len(r.Roles) > 0 {
+		l.f("")
+		l.WriteString(r.roleTable())
+	}
+	l.section("not known", r.Unknown)
+	l.section("problems", r.problemLines())
+	l.section("warnings", r.Warnings)
+	return l.to(w)
+}
+
+func (r *Report) verdict() string {
+	switch {
+	case len(r.Problems) > 0:
+		return NotLoadable + ", " + plural(len(r.Problems), "problem")
+	case r.Verdict == Unknown:
+		return "tensors only"
+	}
+	return r.Verdict
+}
+
+func (c *Completeness) text() string {
+	if c == nil {
+		return ""
+	}
+	text := fmt.Sprintf("%d of %s", c.Found, plural(c.Wanted, "tensor"))
+	for _, part := range []struct{ what, layers string }{{"layers", c.Complete}, {"incomplete", c.Incomplete}, {"absent", c.Absent}} {
+		if part.layers != "" {
+			text += fmt.Sprintf("; %s %s", part.what, part.layers)
+		}
+	}
+	if c.Complete != "" && c.Incomplete == "" && c.Absent == "" {
+		text += " complete"
+	}
+	if c.Extra > 0 {
+		text += fmt.Sprintf("; %d more that the model does not read", c.Extra)
+	}
+	return text
+}
+
+// text says what a block is; without says what follows from its being incomplete.
+func (b *Block) text(without string) string {
+	switch {
+	case b == nil:
+		return ""
+	case b.State == "none":
+		return "none in config.json"
+	}
+	text := "layer "
+	if strings.ContainsAny(b.Layers, ",-") {
+		text = "layers "
+	}
+	text += b.Layers + ": " + b.State
+	if b.State == "partial" {
+		text += " (" + without + ")"
+	}
+	if len(b.Formats) > 0 {
+		text += ", " + countsText(b.Formats)
+	}
+	return text
+}
+
+func countsText(list []FormatCount) string {
+	var parts []string
+	for _, f := range list {
+		parts = append(parts, fmt.Sprintf("%d %s", f.Tensors, f.Format))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func (s *Stamps) text() string {
+	if s.Packed == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("%d of %s", s.Stamped, plural(s.Packed, "packed matrix"))
+	switch {
+	case s.Unconfirmed > 0:
+		text += fmt.Sprintf("; %d without a stamp can be read in several ways", s.Unconfirmed)
+	case s.Decisive > 0:
+		text += fmt.Sprintf("; %d would be read as another format without", s.Decisive)
+	}
+	return text
+}
+
+func (r *Report) formatTable() string {
+	if r.Architecture == nil {
+		t := cli.NewTable("element type", "tensors", "bytes")
+		for _, f := range r.Formats {
+			t.Add(f.Format, f.Tensors, cli.Bytes(f.Bytes))
+		}
+		return t.String()
+	}
+	t := cli.NewTable("format", "tensors", "parameters", "bytes", "bits/weight")
+	for _, f := range r.Formats {
+		t.Add(f.Format, f.Tensors, amount(f.Parameters), cli.Bytes(f.Bytes), fmt.Sprintf("%.2f", f.BitsPerWeight))
+	}
+	return t.String()
+}
+
+func (r *Report) roleTable() string {
+	t := cli.NewTable("role", "tensors", "parameters", "bytes", "bits/weight", "formats")
+	for _, f := range r.Roles {
+		formats := f.Formats[0].Format
+		if len(f.Formats) > 1 {
+			formats = countsText(f.Formats)
+		}
+		t.Add(f.Role, f.Tensors, amount(f.Parameters), cli.Bytes(f.Bytes), fmt.Sprintf("%.2f", f.BitsPerWeight), formats)
+	}
+	return t.String()
+}
+
+// maxLines bounds lists for people; JSON has everything.
+const maxLines = 8
+
+// section writes a title and a list, nothing for an empty list.
+func (l *lines) section(title string, list []string) {
+	if len(list) == 0 {
+		return
+	}
+	l.f("\n%s", title)
+	for _, s := range list {
+		l.f("  %s", s)
+	}
+}
+
+// problemLines writes problems of one kind under one heading.
+func (r *Report) problemLines() []string {
+	type head struct{ kind, what string }
+	var order []head
+	groups := map[head][]Problem{}
+	for _, p := range r.Problems {
+		h := head{p.Kind, p.What}
+		if groups[h] == nil {
+			order = append(order, h)
+		}
+		groups[h] = append(groups[h], p)
+	}
+	var list []string
+	for _, h := range order {
+		g := groups[h]
+		if len(g) == 1 {
+			list = append(list, h.kind+": "+g[0].Message)
+			continue
+		}
+		list = append(list, fmt.Sprintf("%s: %s", h.kind, h.what))
+		var items []string
+		for _, p := range g {
+			items = append(items, "  "+p.item())
+		}
+		list = append(list, most(items, maxLines, "more; --json lists all")...)
+	}
+	return list
+}
+
+func (p *Problem) item() string {
+	text := p.Tensor
+	if text == "" {
+		text = p.Path
+	} else if filepath.Ext(p.Path) != "" {
+		text += " in " + filepath.Base(p.Path)
+	}
+	switch {
+	case p.Found != "" && p.Wanted != "":
+		text += fmt.Sprintf(": found %s, wanted %s", p.Found, p.Wanted)
+	case p.Found != "":
+		text += ": found " + p.Found
+	}
+	return text
+}
+
+// WriteTensors writes Tensors as a table.
+func (r *Report) WriteTensors(w io.Writer) error {
+	t := cli.NewTable("tensor", "shape", "format", "bytes", "shard", "read", "note")
+	for _, x := range r.Tensors {
+		note := x.Note
+		if len(x.Candidates) > 0 {
+			note = strings.TrimPrefix(note+"; candidates "+strings.Join(x.Candidates, ", "), "; ")
+		}
+		shape := strings.ReplaceAll(fmt.Sprint(x.Shape), " ", ",")
+		t.Add(x.Name, shape, x.Format, cli.Bytes(x.Bytes), x.Shard, x.Read, note)
+	}
+	_, err := t.WriteTo(w)
+	return err
+}
+
+// WriteLayers writes Layers as a map: one row for all layers that are equal,
+// one column a role.
+func (r *Report) WriteLayers(w io.Writer) error {
+	type row struct {
+		layers []int
+		mtp    bool
+		bytes  int64
+		cells  map[string]string
+	}
+	var rows []*row
+	byKey := map[string]*row{}
+	used, outside := map[string]bool{}, []string{}
+	for _, x := range r.Layers {
+		cells, key := map[string]string{}, fmt.Sprint(x.MTP)
+		for _, c := range x.Roles {
+			cells[c.Role] = c.text()
+			key += " " + c.Role + "=" + c.text()
+			if x.Layer < 0 {
+				outside = append(outside, c.Role+" "+c.text())
+			}
+		}
+		if x.Layer < 0 {
+			continue
+		}
+		for role, text := range cells {
+			// That an MTP block shares the model's embedding and head goes without saying.
+			shared := role == quantize.Embed.String() || role == quantize.Head.String()
+			used[role] = used[role] || !shared || text != absent
+		}
+		if byKey[key] == nil {
+			byKey[key] = &row{mtp: x.MTP, bytes: x.Bytes, cells: cells}
+			rows = append(rows, byKey[key])
+		}
+		byKey[key].layers = append(byKey[key].layers, x.Layer)
+	}
+	var roles []string
+	head := []string{"layer"}
+	for _, role := range quantize.Roles() {
+		if used[role.String()] {
+			roles = append(roles, role.String())
+		}
+	}
+	t := cli.NewTable(slices.Concat(head, roles, []string{"bytes/layer"})...)
+	for _, x := range rows {
+		labels := wrapRanges(quantize.Ranges(x.layers), 24)
+		if x.mtp {
+			labels[len(labels)-1] += " MTP"
+		}
+		cells := []any{labels[0]}
+		for _, role := range roles {
+			text := x.cells[role]
+			if text == "" {
+				text = "–"
+			}
+			cells = append(cells, text)
+		}
+		t.Add(append(cells, cli.Bytes(x.bytes))...)
+		for _, label := range labels[1:] {
+			t.Add(label)
+		}
+	}
+	var l lines
+	l.f("outside the layers: %s\n", strings.Join(outside, ", "))
+	l.WriteString(t.String())
+	if legend := r.legend(); legend != "" {
+		l.f("\n%s", legend)
+	}
+	return l.to(w)
+}
+
+// wrapRanges cuts a list of ranges into lines of at most about width characters.
+func wrapRanges(text string, width int) []string {
+	var out []string
+	line := ""
+	for part := range strings.SplitSeq(text, ",") {
+		if line != "" && len(line)+len(part) > width {
+			out = append(out, line+",")
+			line = ""
+		}
+		if line != "" {
+			line += ","
+		}
+		line += part
+	}
+	return append(out, line)
+}
+
+// legend explains the short names that the map uses.
+func (r *Report) legend() string {
+	used := map[string]bool{}
+	for _, x := range r.Layers {
+		for _, c := range x.Roles {
+			for _, f := range c.Formats {
+				used[f.Format] = true
+			}
+		}
+	}
+	var parts []string
+	for _, f := range r.Formats {
+		if s := short(f.Format); used[f.Format] && s != f.Format {
+			parts = append(parts, s+" = "+f.Format)
+		}
+	}
+	return strings.Join(parts, ", ")
+}
