@@ -126,7 +126,8 @@ func (d *Destination) inspect(p *Plan, overwrite bool) error {
 				f.Path = filepath.Join(d.Dir, ManifestName)
 			}
 		}
-		return append(diff, conflict("belongs to another conversion, which this one would mix with; choose another directory, or --overwrite to start anew", ""))
+		const what = "belongs to another conversion, which this one would mix with; choose another directory, or --overwrite to start anew"
+		return append(format.Problems{conflict(what, "")}, diff...)
 	}
 	d.manifest = old
 	done := 0

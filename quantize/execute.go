@@ -20,7 +20,8 @@ import (
 type ExecuteOptions struct {
 	Threads   int  // 0 is one a processor
 	Overwrite bool // replace what another job left in the directory
-	// Progress, if set, is told of source bytes that are done, by any goroutine.
+	// Progress, if set, is told of source bytes that are done, by any goroutine;
+	// those of kept shards do not count.
 	Progress func(bytes int64)
 	// Shard, if set, is told of each shard before it is written, or that it is
 	// kept from an earlier run.
@@ -156,7 +157,6 @@ func (j *job) shard(ctx context.Context, i int) error {
 	}
 	if j.dst.Kept[i] {
 		j.result.Kept++
-		j.progress(s.Source)
 		return nil
 	}
 	w, err := format.Create(j.path(s.Name), s.Entries, s.Meta)

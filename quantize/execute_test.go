@@ -129,18 +129,17 @@ func TestE1KilledAnywhere(t *testing.T) {
 	ref := outDir(t)
 	execute(t, p, ref, ExecuteOptions{})
 	want := files(t, ref)
-	total := p.Total().SourceBytes
 	rng := rand.New(rand.NewPCG(1, 2))
 	kills, stages := 0, map[string]int{}
 	for kills < 50 {
 		out := outDir(t)
 		for first := rng.IntN(3) > 0; ; first = false {
-			at, delay := min(rng.Int64N(total*5/4), total), time.Duration(rng.IntN(1<<rng.IntN(15)))*time.Microsecond
+			at, delay := min(rng.IntN(1250), 1000), time.Duration(rng.IntN(1<<rng.IntN(15)))*time.Microsecond
 			if first {
 				at = 0
 			}
 			cmd := exec.Command(os.Args[0], "-test.run=^TestE1KilledAnywhere$")
-			cmd.Env = append(os.Environ(), "QUANTIZE_TEST_OUT="+out, "QUANTIZE_TEST_AT="+strconv.FormatInt(at, 10), "QUANTIZE_TEST_DELAY="+delay.String())
+			cmd.Env = append(os.Environ(), "QUANTIZE_TEST_OUT="+out, "QUANTIZE_TEST_AT="+strconv.Itoa(at), "QUANTIZE_TEST_DELAY="+delay.String())
 			text, err := cmd.CombinedOutput()
 			if err == nil {
 				break // it was quicker than its killer
@@ -160,7 +159,8 @@ func TestE1KilledAnywhere(t *testing.T) {
 	t.Logf("%d kills: %v", kills, stages)
 }
 
-// killedChild converts and is killed a while after some source bytes are done.
+// killedChild converts and is killed a while after some thousandths of what
+// was left to do.
 func killedChild(t *testing.T, out string) {
 	at, err := strconv.ParseInt(os.Getenv("QUANTIZE_TEST_AT"), 10, 64)
 	if err != nil {
@@ -174,8 +174,20 @@ func killedChild(t *testing.T, out string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	p := oraclePlan(t, "balanced", Flags{})
+	d, err := Survey(p, out, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var left int64
+	for i, s := range p.Shards {
+		if !d.Kept[i] {
+			left += s.Source
+		}
+	}
+	at = left * at / 1000
 	var done atomic.Int64
-	execute(t, oraclePlan(t, "balanced", Flags{}), out, ExecuteOptions{Threads: 2, Progress: func(n int64) {
+	execute(t, p, out, ExecuteOptions{Threads: 2, Progress: func(n int64) {
 		if now := done.Add(n); now >= at && now-n < max(at, 1) {
 			go func() {
 				time.Sleep(delay)

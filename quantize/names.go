@@ -87,24 +87,24 @@ func Ranges(numbers []int) string {
 	return strings.Join(out, ",")
 }
 
-// nearest is the few names (collapsed) that share the longest piece with text.
+// nearest is the few names (collapsed) that share the longest piece with text,
+// punctuation aside.
 func nearest(text string, names []string, few int) []string {
-	type scored struct {
-		name  string
-		score int
+	letters := func(s string) string {
+		return strings.Map(func(r rune) rune {
+			if strings.ContainsRune("._-\\^$()[]{}*+?|/ ", r) {
+				return -1
+			}
+			return r
+		}, s)
 	}
-	var all []scored
-	for _, name := range Collapse(names) {
-		all = append(all, scored{name, longestCommon(text, name)})
+	lines := Collapse(names)
+	score := make(map[string]int, len(lines))
+	for _, line := range lines {
+		score[line] = longestCommon(letters(text), letters(line))
 	}
-	slices.SortStableFunc(all, func(a, b scored) int { return cmp.Compare(b.score, a.score) })
-	var out []string
-	for _, s := range all {
-		if len(out) < few && s.score >= 3 {
-			out = append(out, s.name)
-		}
-	}
-	return out
+	slices.SortStableFunc(lines, func(a, b string) int { return cmp.Compare(score[b], score[a]) })
+	return lines[:min(few, len(lines))]
 }
 
 // longestCommon is the length of the longest substring that a and b share.

@@ -235,7 +235,7 @@ func (p *planner) unmatched(o *Override, wants []Want) {
 	case matched > 0:
 		p.fail(format.ErrUsage, "", what, fmt.Sprintf("%d tensors that the recipe leaves out or a later override decides", matched), "a tensor that it decides")
 	default:
-		p.fail(format.ErrUsage, "", what+" matches no tensor", "", "such as "+strings.Join(nearest(o.Match.String(), names, 3), ", "))
+		p.fail(format.ErrUsage, "", what+" matches no tensor", "", "a part of a name, such as "+strings.Join(nearest(o.Match.String(), names, 3), ", "))
 	}
 }
 

@@ -248,11 +248,14 @@ func TestC4OverrideThatDoesNotFit(t *testing.T) {
 	}{
 		{"attn=int4-grouped/96", []string{"int4-grouped/96 with rows of 100 columns is taken for int4-grouped/64", "model.layers.0.self_attn.q_a_proj.weight"}},
 		{"norm|gate=int8-row", []string{"override norm|gate=int8-row would quantise what must stay exact: model.layers.0.mlp.gate.weight, model.norm.weight"}},
-		{"self_attention=int8-row", []string{"override self_attention=int8-row matches no tensor (wanted such as model.layers.0.self_attn.q_a_proj.weight"}},
+		{"self_attention=int8-row", []string{"override self_attention=int8-row matches no tensor (wanted a part of a name, such as model.layers.0.self_attn.q_a_proj.weight"}},
 	}
 	for _, tt := range tests {
 		_, err := NewPlan(snap, wantsOf(snap, 0), recipe(t, "balanced", Flags{Tensors: []string{tt.override}}), PlanOptions{})
 		wantError(t, err, format.ErrUsage, tt.parts...)
+	}
+	if near := nearest("kvb", []string{"model.norm.weight", "model.layers.0.self_attn.kv_b_proj.weight", "lm_head.weight"}, 1); len(near) != 1 || !strings.Contains(near[0], "kv_b") {
+		t.Errorf("nearest to kvb: %q", near)
 	}
 	_, err := NewPlan(snap, wantsOf(snap, 0), recipe(t, "balanced", Flags{Tensors: []string{"q_a=int8-row", "q_.=bf16"}}), PlanOptions{})
 	wantError(t, err, format.ErrUsage, "override q_a=int8-row (found 1 tensors that the recipe leaves out or a later override decides")

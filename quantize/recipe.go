@@ -81,17 +81,17 @@ func roles(rest Choice, except map[Role]Choice) (all [numRoles]Choice) {
 }
 
 var recipes = []Recipe{
-	{Name: "balanced", Doc: "the default: routed experts small, everything that every token meets precise", Shards: "out",
+	{Name: "balanced", Doc: "the default: routed experts at 4 bits, what every token meets at 8", Shards: "out",
 		Roles: roles(choiceInt8, map[Role]Choice{Expert: choiceInt4}), MTP: choiceInt8},
-	{Name: "small", Doc: "everything small but embeddings, head and MTP block", Shards: "out",
+	{Name: "small", Doc: "everything at 4 bits but embeddings, head and MTP block", Shards: "out",
 		Roles: roles(choiceInt4, map[Role]Choice{Embed: choiceInt8, Head: choiceInt8}), MTP: choiceInt8},
-	{Name: "colibri", Doc: "that engine's main pass, byte for byte; MTP block and indexer left out", Shards: "out",
+	{Name: "colibri", Doc: "what the colibri engine's converter writes by default, byte for byte", Shards: "out",
 		Roles: roles(choiceInt4, map[Role]Choice{Embed: choiceInt8, Head: choiceInt8, Indexer: choiceDrop}), MTP: choiceDrop},
-	{Name: "colibri-metal", Doc: "balanced with kv_b in the format that its fused GPU attention asks for", Shards: "out",
+	{Name: "colibri-metal", Doc: "balanced with kv_b as colibri's fused Metal attention asks for", Shards: "out",
 		Roles: roles(choiceInt8, map[Role]Choice{Expert: choiceInt4, KVB: choiceInt4}), MTP: choiceInt8},
-	{Name: "colibri-mtp", Doc: "that engine's --mtp pass: the MTP block alone, without its indexer", Shards: "out-mtp",
+	{Name: "colibri-mtp", Doc: "colibri's --mtp pass: the MTP block alone, without its indexer", Shards: "out-mtp",
 		Roles: roles(choiceDrop, nil), MTP: choiceInt8},
-	{Name: "colibri-indexer", Doc: "that engine's --indexer --ebits 8 pass: the main layers' indexers alone", Shards: "out-idx",
+	{Name: "colibri-indexer", Doc: "colibri's --indexer --ebits 8 pass: the main layers' indexers alone", Shards: "out-idx",
 		Roles: roles(choiceDrop, map[Role]Choice{Indexer: choiceInt8}), MTP: choiceDrop},
 }
 

@@ -268,7 +268,7 @@ func (c *checkpoint) checkTokenizer() error {
 func (r *report) run(cmd *cobra.Command, plan *quantize.Plan, f *flags) error {
 	ctx := cmd.Context()
 	total := plan.Total().SourceBytes
-	progress := cli.NewProgress(cmd, "convert", total)
+	progress := cli.NewProgress(cmd, "convert", r.read())
 	defer progress.Done()
 	start := time.Now()
 	result, err := quantize.Execute(ctx, plan, r.Output, quantize.ExecuteOptions{
@@ -283,7 +283,7 @@ func (r *report) run(cmd *cobra.Command, plan *quantize.Plan, f *flags) error {
 	progress.Done()
 	if err != nil {
 		if ctx.Err() != nil {
-			return cli.Hint(err, "the same command continues")
+			return cli.Hint(err, "%s", r.resumption())
 		}
 		return err
 	}

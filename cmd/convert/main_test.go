@@ -540,7 +540,7 @@ func TestInterruptedLeavesNothingBehind(t *testing.T) {
 	cancel()
 	out := outDir(t)
 	code, _, stderr := runContext(t, ctx, fixtures.TinyGLMDir(t), out, "-q")
-	if code != cli.Interrupted || stderr != "convert: interrupted; the same command continues\n" {
+	if code != cli.Interrupted || stderr != "convert: interrupted; no shard was finished, nothing is left\n" {
 		t.Errorf("exit %d, stderr %q", code, stderr)
 	}
 	if _, err := os.Stat(out); err == nil {

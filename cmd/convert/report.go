@@ -16,6 +16,8 @@ import (
 // report is what convert prints: as it is with --json, as text otherwise. The
 // fields after Destination are absent for a plan.
 type report struct {
+	plan *quantize.Plan
+
 	Checkpoint    string                 `json:"checkpoint"`
 	Output        string                 `json:"output,omitempty"`
 	Architecture  string                 `json:"architecture"`
@@ -60,7 +62,7 @@ type outcome struct {
 }
 
 func newReport(dir, arch string, p *quantize.Plan) *report {
-	r := &report{Checkpoint: dir, Architecture: arch, Recipe: p.Recipe.Name, Total: p.Total(), Roles: p.ByRole(), Files: p.Files,
+	r := &report{plan: p, Checkpoint: dir, Architecture: arch, Recipe: p.Recipe.Name, Total: p.Total(), Roles: p.ByRole(), Files: p.Files,
 		LeftOut: quantize.Collapse(p.Dropped), Substitutions: p.Substitutions(), Warnings: p.Warnings}
 	for _, s := range p.Shards {
 		r.Shards = append(r.Shards, shard{Name: s.Name, Bytes: s.Size, Tensors: len(s.Items), source: s.Source})
@@ -99,6 +101,15 @@ func (r *report) intent() string {
 	return text
 }
 
+// resumption says what an interrupted run left.
+func (r *report) resumption() string {
+	m, err := quantize.ReadManifest(r.Output)
+	if err != nil || len(m.Shards) == 0 {
+		return "no shard was finished, nothing is left"
+	}
+	return fmt.Sprintf("%d of %s finished, the same command continues", len(m.Shards), count(len(r.Shards), "shard"))
+}
+
 func count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
@@ -110,7 +121,11 @@ func (r *report) print(cmd *cobra.Command) error {
 	if cli.JSON(cmd) {
 		return cli.PrintJSON(cmd, r)
 	}
-	_, err := io.WriteString(cmd.OutOrStdout(), r.text())
+	text := r.text()
+	if cli.Verbose(cmd) {
+		text = r.tensors() + "\n" + text
+	}
+	_, err := io.WriteString(cmd.OutOrStdout(), text)
 	return err
 }
 
@@ -147,6 +162,18 @@ func (r *report) text() string {
 	}
 	b.WriteString(r.last())
 	return b.String()
+}
+
+// tensors is a table of every tensor.
+func (r *report) tensors() string {
+	table := cli.NewTable("tensor", "source", "format", "container", "shard")
+	for _, s := range r.plan.Shards {
+		for i := range s.Items {
+			it := &s.Items[i]
+			table.Add(it.Want.Name, fmt.Sprintf("%s%v", it.Source.DType, it.Want.Shape), it.Spec.Name(), cli.Bytes(it.Bytes()), s.Name)
+		}
+	}
+	return table.String()
 }
 
 // last is the line that says it all.
