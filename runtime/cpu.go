@@ -3,9 +3,6 @@ package runtime
 import (
 	"fmt"
 	"math"
-	goruntime "runtime"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"hawkmoth/format"
@@ -13,17 +10,23 @@ import (
 	"hawkmoth/runtime/kernel"
 )
 
-// CPU is the reference backend. It splits work by rows, heads and tokens, never
-// inside a sum, so that the number of threads cannot show in the result.
+// CPU is the backend of the machine's own processor. It splits work by rows,
+// heads and tokens, never inside a sum, so that the number of threads cannot
+// show in the result. Run allocates nothing once its buffers have grown.
 type CPU struct {
-	threads int
-	floats  [][]float32            // by Vec.ID; nil for Int buffers
-	ints    [][]int32              // by Vec.ID; nil for Float buffers
-	acts    [2][]kernel.Activation // the batch's rounded rows, by width
-	work    []cpuScratch           // one a thread
-	rope    map[ropeKey]*kernel.RoPE
-	moe     moeScratch
-	prof    *Profile
+	*pool
+	floats [][]float32            // by Vec.ID; nil for Int buffers
+	ints   [][]int32              // by Vec.ID; nil for Float buffers
+	acts   [2][]kernel.Activation // the batch's rounded rows, by width
+	rope   map[ropeKey]*kernel.RoPE
+	prof   *Profile
+
+	// The task of the moment; they are fields so that none is allocated.
+	rows   rowTask
+	round  roundTask
+	matmul matmulTask
+	mla    mlaTask
+	moe    moeTask
 }
 
 type ropeKey struct {
@@ -31,6 +34,7 @@ type ropeKey struct {
 	theta float64
 }
 
+// cpuScratch is the memory of one thread.
 type cpuScratch struct {
 	kernel.Scratch
 	rows     [][]float32 // views handed to kernels
@@ -41,6 +45,7 @@ type cpuScratch struct {
 	latents  []float32 // [tokenBlock, KVLoRA]
 	qabs     []float32 // likewise
 	absorbed [][]float32
+	_        [64]byte // keeps neighbours off the cache line
 }
 
 // cpuWeight is a matrix as the kernels take it; vectors are decoded once.
@@ -52,19 +57,19 @@ type cpuWeight struct {
 // Spec implements Weight.
 func (w *cpuWeight) Spec() format.Spec { return w.m.Spec }
 
-// NewCPU makes a CPU backend; threads ≤ 0 means one a processor.
+// NewCPU makes a CPU backend; threads ≤ 0 means one a physical core.
 func NewCPU(threads int) *CPU {
 	if threads <= 0 {
-		threads = goruntime.GOMAXPROCS(0)
+		threads = physicalCores()
 	}
-	return &CPU{threads: threads, work: make([]cpuScratch, threads), rope: map[ropeKey]*kernel.RoPE{}, prof: &Profile{}}
+	return &CPU{pool: newPool(threads), rope: map[ropeKey]*kernel.RoPE{}, prof: &Profile{}}
 }
 
 // Name implements Backend.
 func (c *CPU) Name() string { return "cpu" }
 
 // Threads is the number of threads that share the work.
-func (c *CPU) Threads() int { return c.threads }
+func (c *CPU) Threads() int { return len(c.work) }
 
 // Profile is the time spent since the backend was made.
 func (c *CPU) Profile() *Profile { return c.prof }
@@ -117,48 +122,34 @@ func (c *CPU) Read(v View, row int, dst []float32) error {
 	return nil
 }
 
-// Close implements Backend.
-func (c *CPU) Close() error { return nil }
+// Close implements Backend; the threads end.
+func (c *CPU) Close() error {
+	c.close()
+	return nil
+}
 
 // Run implements Backend.
 func (c *CPU) Run(cmds []Cmd, b Batch) error {
+	start := time.Now()
 	for i := range cmds {
-		cmd := &cmds[i]
-		start := time.Now()
-		switch op := cmd.Op.(type) {
-		case Embed:
-			c.embed(op, b)
+		switch op := cmds[i].Op.(type) {
 		case MatMul:
-			c.matmul(op, b)
-		case RMSNorm:
-			c.eachRow(b, func(i int) {
-				kernel.RMSNorm(c.row(op.Y, b, i), c.row(op.X, b, i), op.W.(*cpuWeight).vec, op.Eps)
-			})
-		case LayerNorm:
-			c.eachRow(b, func(i int) {
-				kernel.LayerNorm(c.row(op.Y, b, i), c.row(op.X, b, i), op.W.(*cpuWeight).vec, op.B.(*cpuWeight).vec, op.Eps)
-			})
-		case Rope:
-			c.rotate(op, b)
-		case SiLUMul:
-			c.eachRow(b, func(i int) { kernel.SiLUMul(c.row(op.Y, b, i), c.row(op.Gate, b, i), c.row(op.Up, b, i)) })
-		case Add:
-			c.eachRow(b, func(i int) { kernel.Add(c.row(op.Y, b, i), c.row(op.X, b, i)) })
+			c.runMatMul(op, b)
 		case MLA:
-			c.mla(op, b)
-		case Index:
-			c.index(op, b)
-		case Route:
-			c.parallel(b.S, func(s *cpuScratch, i int) {
-				kernel.Route(c.row(op.X, b, i), op.Bias.(*cpuWeight).vec, op.Groups, op.TopGroups, op.TopK, op.Normalize, op.Scale,
-					c.intRow(op.IDs, i), c.row(op.Weights, b, i), &s.Scratch)
-			})
+			c.runMLA(op, b)
 		case Experts:
-			c.experts(op, b)
+			c.runExperts(op, b)
+		case Rope:
+			c.rotation(op).Grow(b.Pos + b.S)
+			c.eachRow(cmds[i].Op, b)
+		case Embed, RMSNorm, LayerNorm, SiLUMul, Add, Index, Route:
+			c.eachRow(cmds[i].Op, b)
 		default:
 			return &format.Error{Kind: format.ErrUnsupported, What: fmt.Sprintf("the CPU backend has no operation %s", op.Kind())}
 		}
-		c.prof.add(cmd.Stage, time.Since(start))
+		now := time.Now()
+		c.prof.add(cmds[i].Stage, now.Sub(start))
+		start = now
 	}
 	return nil
 }
@@ -176,48 +167,83 @@ func (c *CPU) row(v View, b Batch, i int) []float32 {
 
 func (c *CPU) intRow(v Vec, i int) []int32 { return c.ints[v.ID][i*v.Width:][:v.Width:v.Width] }
 
-// parallel runs fn for every item of [0, n) on the backend's threads; each
-// thread has its own scratch. Items are handed out one by one, so that uneven
-// ones balance.
-func (c *CPU) parallel(n int, fn func(s *cpuScratch, item int)) {
-	threads := min(c.threads, n)
-	if threads <= 1 {
-		for i := range n {
-			fn(&c.work[0], i)
-		}
-		return
-	}
-	var next atomic.Int64
-	var wait sync.WaitGroup
-	run := func(s *cpuScratch) {
-		for {
-			i := int(next.Add(1)) - 1
-			if i >= n {
-				return
-			}
-			fn(s, i)
-		}
-	}
-	for t := 1; t < threads; t++ {
-		wait.Go(func() { run(&c.work[t]) })
-	}
-	run(&c.work[0])
-	wait.Wait()
+// rowBlock is how many weight rows a thread takes at a time: about 64 K weights.
+func rowBlock(cols int) int { return max(1, min(256, 65536/max(cols, 1))) }
+
+// blocks is how many pieces of step n has.
+func blocks(n, step int) int { return (n + step - 1) / step }
+
+// rowTask is an operation that treats every row of the batch by itself.
+type rowTask struct {
+	c  *CPU
+	op Op
+	b  Batch
 }
 
-// eachRow runs a cheap function for every row of the batch.
-func (c *CPU) eachRow(b Batch, fn func(i int)) {
-	if b.S == 1 {
-		fn(0)
-		return
-	}
-	c.parallel(b.S, func(_ *cpuScratch, i int) { fn(i) })
+func (c *CPU) eachRow(op Op, b Batch) {
+	c.rows = rowTask{c, op, b}
+	c.do(b.S, &c.rows)
 }
 
-func (c *CPU) embed(op Embed, b Batch) {
-	w := op.W.(*cpuWeight)
-	c.eachRow(b, func(i int) { kernel.Dequant(w.m, int(b.Tokens[i]), c.row(op.Y, b, i)) })
+func (t *rowTask) run(s *cpuScratch, i int) {
+	c, b := t.c, t.b
+	switch op := t.op.(type) {
+	case Embed:
+		kernel.Dequant(op.W.(*cpuWeight).m, int(b.Tokens[i]), c.row(op.Y, b, i))
+	case RMSNorm:
+		kernel.RMSNorm(c.row(op.Y, b, i), c.row(op.X, b, i), op.W.(*cpuWeight).vec, op.Eps)
+	case LayerNorm:
+		kernel.LayerNorm(c.row(op.Y, b, i), c.row(op.X, b, i), op.W.(*cpuWeight).vec, op.B.(*cpuWeight).vec, op.Eps)
+	case Rope:
+		c.rotate(op, b, i)
+	case SiLUMul:
+		kernel.SiLUMul(c.row(op.Y, b, i), c.row(op.Gate, b, i), c.row(op.Up, b, i))
+	case Add:
+		kernel.Add(c.row(op.Y, b, i), c.row(op.X, b, i))
+	case Index:
+		c.index(op, b, i, s)
+	case Route:
+		kernel.Route(c.row(op.X, b, i), op.Bias.(*cpuWeight).vec, op.Groups, op.TopGroups, op.TopK, op.Normalize, op.Scale,
+			c.intRow(op.IDs, i), c.row(op.Weights, b, i), &s.Scratch)
+	}
 }
+
+func (c *CPU) rotation(op Rope) *kernel.RoPE {
+	key := ropeKey{op.N, op.Theta}
+	table := c.rope[key]
+	if table == nil {
+		table = kernel.NewRoPE(op.N, op.Theta)
+		c.rope[key] = table
+	}
+	return table
+}
+
+func (c *CPU) rotate(op Rope, b Batch, i int) {
+	x, y := c.row(op.X, b, i), c.row(op.Y, b, i)
+	cos, sin := c.rotation(op).At(b.Pos + i)
+	for h := range op.Heads {
+		xh, yh := x[h*op.XWidth:][:op.XWidth], y[h*op.YWidth:][:op.YWidth]
+		if op.Rest {
+			copy(yh, xh)
+		}
+		if op.Interleave {
+			kernel.RoPEInterleaved(yh[op.YAt:][:op.N], xh[op.XAt:][:op.N], cos, sin)
+		} else {
+			kernel.RoPEHalves(yh[op.YAt:][:op.N], xh[op.XAt:][:op.N], cos, sin)
+		}
+	}
+}
+
+// roundTask rounds the rows of a view.
+type roundTask struct {
+	c    *CPU
+	x    View
+	b    Batch
+	bits int
+	acts []kernel.Activation
+}
+
+func (t *roundTask) run(_ *cpuScratch, i int) { t.acts[i].Quantize(t.c.row(t.x, t.b, i), t.bits) }
 
 // activations rounds every row of x to the width that matrices of the given
 // format want; float formats want none.
@@ -230,61 +256,48 @@ func (c *CPU) activations(id format.ID, x View, b Batch) []kernel.Activation {
 	for len(*slot) < b.S {
 		*slot = append(*slot, kernel.Activation{})
 	}
-	acts := (*slot)[:b.S]
-	c.eachRow(b, func(i int) { acts[i].Quantize(c.row(x, b, i), bits) })
-	return acts
+	c.round = roundTask{c, x, b, bits, (*slot)[:b.S]}
+	c.do(b.S, &c.round)
+	return c.round.acts
 }
 
-// rowBlock is how many weight rows a thread takes at a time: about 64 K weights.
-func rowBlock(cols int) int { return max(1, min(256, 65536/max(cols, 1))) }
+// matmulTask has a block of rows of one of the matrices as its item.
+type matmulTask struct {
+	c    *CPU
+	op   MatMul
+	b    Batch
+	acts [2][]kernel.Activation // by width
+}
 
-func (c *CPU) matmul(op MatMul, b Batch) {
-	type task struct{ w, lo, hi int }
-	var tasks []task
-	var acts [2][]kernel.Activation
-	for i, w := range op.W {
+func (c *CPU) runMatMul(op MatMul, b Batch) {
+	t := &c.matmul
+	*t = matmulTask{c: c, op: op, b: b}
+	items := 0
+	for _, w := range op.W {
 		s := w.Spec()
-		if bits := kernel.ActivationBits(s.Format); bits > 0 && acts[bits/12] == nil {
-			acts[bits/12] = c.activations(s.Format, op.X, b)
+		if bits := kernel.ActivationBits(s.Format); bits > 0 && t.acts[bits/12] == nil {
+			t.acts[bits/12] = c.activations(s.Format, op.X, b)
 		}
-		step := rowBlock(s.Cols)
-		for lo := 0; lo < s.Rows; lo += step {
-			tasks = append(tasks, task{i, lo, min(lo+step, s.Rows)})
-		}
+		items += blocks(s.Rows, rowBlock(s.Cols))
 	}
-	c.parallel(len(tasks), func(s *cpuScratch, i int) {
-		t := tasks[i]
-		w := op.W[t.w].(*cpuWeight)
-		s.rows, s.outs = s.rows[:0], s.outs[:0]
-		for r := range b.S {
-			s.rows = append(s.rows, c.row(op.X, b, r))
-			s.outs = append(s.outs, c.row(op.Y[t.w], b, r))
-		}
-		kernel.MatVec(w.m, t.lo, t.hi, s.rows, acts[kernel.ActivationBits(w.m.Format)/12], s.outs, &s.Scratch)
-	})
+	c.do(items, t)
 }
 
-func (c *CPU) rotate(op Rope, b Batch) {
-	key := ropeKey{op.N, op.Theta}
-	table := c.rope[key]
-	if table == nil {
-		table = kernel.NewRoPE(op.N, op.Theta)
-		c.rope[key] = table
-	}
-	table.Grow(b.Pos + b.S)
-	c.eachRow(b, func(i int) {
-		x, y := c.row(op.X, b, i), c.row(op.Y, b, i)
-		cos, sin := table.At(b.Pos + i)
-		for h := range op.Heads {
-			xh, yh := x[h*op.XWidth:][:op.XWidth], y[h*op.YWidth:][:op.YWidth]
-			if op.Rest {
-				copy(yh, xh)
-			}
-			if op.Interleave {
-				kernel.RoPEInterleaved(yh[op.YAt:][:op.N], xh[op.XAt:][:op.N], cos, sin)
-			} else {
-				kernel.RoPEHalves(yh[op.YAt:][:op.N], xh[op.XAt:][:op.N], cos, sin)
-			}
+func (t *matmulTask) run(s *cpuScratch, item int) {
+	for i, weight := range t.op.W {
+		w := weight.(*cpuWeight)
+		step := rowBlock(w.m.Cols)
+		if n := blocks(w.m.Rows, step); item >= n {
+			item -= n
+			continue
 		}
-	})
+		s.rows, s.outs = s.rows[:0], s.outs[:0]
+		for r := range t.b.S {
+			s.rows = append(s.rows, t.c.row(t.op.X, t.b, r))
+			s.outs = append(s.outs, t.c.row(t.op.Y[i], t.b, r))
+		}
+		lo := item * step
+		kernel.MatVec(w.m, lo, min(lo+step, w.m.Rows), s.rows, t.acts[kernel.ActivationBits(w.m.Format)/12], s.outs, &s.Scratch)
+		return
+	}
 }

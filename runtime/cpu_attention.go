@@ -1,75 +1,226 @@
 package runtime
 
-import (
-	"hawkmoth/runtime/kernel"
+import "hawkmoth/runtime/kernel"
+
+const (
+	// tokenBlock is how many tokens share a decoded head of kv_b.
+	tokenBlock = 8
+	// sweepFloats bounds the scores and partial contexts that a sweep holds.
+	sweepFloats = 16 << 20
 )
 
-// tokenBlock is how many tokens share a decoded head of kv_b.
-const tokenBlock = 8
-
-// mla runs a task for each head and block of tokens: the head's key rows of
-// kv_b are decoded once a task, everything else is per token.
-func (c *CPU) mla(op MLA, b Batch) {
-	kvb := op.KVB.(*cpuWeight).m
-	blocks := (b.S + tokenBlock - 1) / tokenBlock
-	bits := kernel.ActivationBits(kvb.Format)
-	width := op.KVLoRA + op.Rope
-	c.parallel(op.Heads*blocks, func(s *cpuScratch, task int) {
-		head, first := task/blocks, task%blocks*tokenBlock
-		row := head * (op.Nope + op.Value)
-		n := min(tokenBlock, b.S-first)
-		grow(&s.qabs, n*op.KVLoRA)
-		grow(&s.latents, n*op.KVLoRA)
-		s.rows, s.absorbed, s.outs = s.rows[:0], s.absorbed[:0], s.outs[:0]
-		for i := range n {
-			s.rows = append(s.rows, c.row(op.Q, b, first+i)[head*op.QWidth:][:op.Nope])
-			s.absorbed = append(s.absorbed, s.qabs[i*op.KVLoRA:][:op.KVLoRA])
-		}
-		kernel.QAbsBatch(s.absorbed, s.rows, kvb, row, &s.Scratch)
-		cache := c.floats[op.Cache.ID]
-		for i := range n {
-			positions := b.Pos + first + i + 1
-			grow(&s.scores, positions)
-			scores := s.scores
-			var chosen []int32 // nil: all positions
-			if op.Select != nil && positions > op.Select.Width {
-				chosen = c.intRow(*op.Select, first+i)
-				scores = scores[:len(chosen)]
-			}
-			qrope := c.row(op.QRope, b, first+i)[head*op.Rope:][:op.Rope]
-			kernel.Score(scores, s.absorbed[i], qrope, cache, width, chosen, op.Scale)
-			kernel.Softmax(scores)
-			s.rows[i] = s.latents[i*op.KVLoRA:][:op.KVLoRA]
-			kernel.Latent(s.rows[i], scores, cache, width, chosen, &s.Scratch)
-			s.outs = append(s.outs, c.row(op.Y, b, first+i)[head*op.Value:][:op.Value])
-		}
-		if bits > 0 {
-			for len(s.acts) < n {
-				s.acts = append(s.acts, kernel.Activation{})
-			}
-			for i := range n {
-				s.acts[i].Quantize(s.rows[i], bits)
-			}
-		}
-		kernel.MatVecRows(kvb, row+op.Nope, row+op.Nope+op.Value, s.rows, s.acts[:min(n, len(s.acts))], s.outs, &s.Scratch)
-	})
+// mlaTask runs attention in one of two orders, which give the same bits. By
+// heads: an item is a head and a block of tokens, from the query to the value;
+// the head's rows of kv_b are decoded once for the block. By sweeps, for few
+// tokens over a long cache: an item is a chunk of positions for all heads, so
+// that a latent is brought from memory once for all of them.
+type mlaTask struct {
+	c      *CPU
+	op     MLA
+	b      Batch
+	kvb    *cpuWeight
+	blocks int // of tokens
+	chunks int // of positions
+	sweep  sweep
+	qabs   []float32 // [S, Heads, KVLoRA]
+	scores []float32 // [S, Heads, positions]
+	parts  []float32 // [chunks, S, Heads, KVLoRA]
+	stride int       // positions a row of scores holds
 }
 
-// index scores every position a token can see and keeps the best.
-func (c *CPU) index(op Index, b Batch) {
-	c.parallel(b.S, func(s *cpuScratch, i int) {
-		positions := b.Pos + i + 1
-		if positions <= op.Select.Width {
-			return
-		}
+type sweep uint8
+
+const (
+	byHeads sweep = iota
+	sweepAbsorb
+	sweepScore
+	sweepSoftmax
+	sweepLatent
+	sweepValue
+)
+
+func (c *CPU) runMLA(op MLA, b Batch) {
+	t := &c.mla
+	t.c, t.op, t.b, t.kvb = c, op, b, op.KVB.(*cpuWeight)
+	t.stride = b.Pos + b.S
+	t.chunks = blocks(t.stride, kernel.Chunk)
+	rows := b.S * op.Heads
+	if b.S >= tokenBlock || t.chunks < 2 || rows*(t.stride+t.chunks*op.KVLoRA) > sweepFloats {
+		t.sweep, t.blocks = byHeads, blocks(b.S, tokenBlock)
+		c.do(op.Heads*t.blocks, t)
+		return
+	}
+	grow(&t.qabs, rows*op.KVLoRA)
+	grow(&t.scores, rows*t.stride)
+	grow(&t.parts, t.chunks*rows*op.KVLoRA)
+	t.blocks = 1
+	for _, phase := range []struct {
+		sweep sweep
+		items int
+	}{{sweepAbsorb, op.Heads}, {sweepScore, t.chunks}, {sweepSoftmax, rows}, {sweepLatent, t.chunks}, {sweepValue, op.Heads}} {
+		t.sweep = phase.sweep
+		c.do(phase.items, t)
+	}
+}
+
+func (t *mlaTask) run(s *cpuScratch, item int) {
+	switch t.sweep {
+	case byHeads:
+		t.head(s, item/t.blocks, item%t.blocks*tokenBlock)
+	case sweepAbsorb:
+		t.absorb(s, item, 0, t.b.S, t.qabs[item*t.op.KVLoRA:], t.op.Heads*t.op.KVLoRA)
+	case sweepScore, sweepLatent:
+		t.chunk(s, item)
+	case sweepSoftmax:
+		kernel.Softmax(t.row(item))
+	case sweepValue:
+		t.sum(s, item)
+	}
+}
+
+// positions is how many positions the i-th token sees, and which, if not all.
+func (t *mlaTask) positions(i int) (n int, chosen []int32) {
+	n = t.b.Pos + i + 1
+	if sel := t.op.Select; sel != nil && n > sel.Width {
+		chosen = t.c.intRow(*sel, i)
+		n = len(chosen)
+	}
+	return n, chosen
+}
+
+// row is the scores of a token and head (row = token·Heads + head).
+func (t *mlaTask) row(row int) []float32 {
+	n, _ := t.positions(row / t.op.Heads)
+	return t.scores[row*t.stride:][:n]
+}
+
+func (t *mlaTask) qrope(i, head int) []float32 {
+	return t.c.row(t.op.QRope, t.b, i)[head*t.op.Rope:][:t.op.Rope]
+}
+
+func (t *mlaTask) cache() (rows []float32, stride int) {
+	return t.c.floats[t.op.Cache.ID], t.op.KVLoRA + t.op.Rope
+}
+
+// absorb brings the queries of n tokens from first on into the latents' space;
+// they end up stride floats apart in dst.
+func (t *mlaTask) absorb(s *cpuScratch, head, first, n int, dst []float32, stride int) {
+	op := &t.op
+	s.rows, s.absorbed = s.rows[:0], s.absorbed[:0]
+	for i := range n {
+		s.rows = append(s.rows, t.c.row(op.Q, t.b, first+i)[head*op.QWidth:][:op.Nope])
+		s.absorbed = append(s.absorbed, dst[i*stride:][:op.KVLoRA])
+	}
+	kernel.QAbsBatch(s.absorbed, s.rows, t.kvb.m, head*(op.Nope+op.Value), &s.Scratch)
+}
+
+// head is attention of one head for a block of tokens.
+func (t *mlaTask) head(s *cpuScratch, head, first int) {
+	op := &t.op
+	n := min(tokenBlock, t.b.S-first)
+	grow(&s.qabs, n*op.KVLoRA)
+	grow(&s.latents, n*op.KVLoRA)
+	t.absorb(s, head, first, n, s.qabs, op.KVLoRA)
+	cache, stride := t.cache()
+	for i := range n {
+		positions, chosen := t.positions(first + i)
 		grow(&s.scores, positions)
-		grow(&s.qabs, op.Heads)
-		for h, w := range c.row(op.HeadWeight, b, i) {
-			s.qabs[h] = w * op.HeadScale
+		kernel.Score(s.scores, s.absorbed[i], t.qrope(first+i, head), cache, stride, chosen, op.Scale)
+		kernel.Softmax(s.scores)
+		kernel.Latent(s.latents[i*op.KVLoRA:][:op.KVLoRA], s.scores, cache, stride, chosen, &s.Scratch)
+	}
+	t.value(s, head, first, n)
+}
+
+// chunk scores the positions of one chunk for all heads, or sums up their
+// latents. A token's selected positions in a chunk are a run of its list.
+func (t *mlaTask) chunk(s *cpuScratch, chunk int) {
+	op := &t.op
+	cache, stride := t.cache()
+	lo, hi := chunk*kernel.Chunk, (chunk+1)*kernel.Chunk
+	for i := range t.b.S {
+		n, chosen := t.positions(i)
+		from, to := min(lo, n), min(hi, n)
+		rows := cache[from*stride:]
+		if chosen != nil {
+			from, to = lowerBound(chosen, lo), lowerBound(chosen, hi)
+			chosen, rows = chosen[from:to], cache
 		}
-		kernel.IndexScore(s.scores, c.row(op.Q, b, i), s.qabs, c.floats[op.Keys.ID], op.Scale)
-		kernel.TopK(c.intRow(op.Select, i), s.scores, op.Select.Width)
-	})
+		for h := range op.Heads {
+			row := i*op.Heads + h
+			scores := t.row(row)[from:to]
+			if t.sweep == sweepScore {
+				kernel.Score(scores, t.qabs[row*op.KVLoRA:][:op.KVLoRA], t.qrope(i, h), rows, stride, chosen, op.Scale)
+				continue
+			}
+			kernel.Latent(t.part(chunk, row), scores, rows, stride, chosen, &s.Scratch)
+		}
+	}
+}
+
+func (t *mlaTask) part(chunk, row int) []float32 {
+	return t.parts[(chunk*t.b.S*t.op.Heads+row)*t.op.KVLoRA:][:t.op.KVLoRA]
+}
+
+// sum adds a head's chunks in increasing order and goes on to the value.
+func (t *mlaTask) sum(s *cpuScratch, head int) {
+	op := &t.op
+	grow(&s.latents, t.b.S*op.KVLoRA)
+	clear(s.latents)
+	for i := range t.b.S {
+		for chunk := range t.chunks {
+			kernel.Add(s.latents[i*op.KVLoRA:][:op.KVLoRA], t.part(chunk, i*op.Heads+head))
+		}
+	}
+	t.value(s, head, 0, t.b.S)
+}
+
+// value turns the latents in s into the head's output for n tokens.
+func (t *mlaTask) value(s *cpuScratch, head, first, n int) {
+	op := &t.op
+	s.rows, s.outs = s.rows[:0], s.outs[:0]
+	for i := range n {
+		s.rows = append(s.rows, s.latents[i*op.KVLoRA:][:op.KVLoRA])
+		s.outs = append(s.outs, t.c.row(op.Y, t.b, first+i)[head*op.Value:][:op.Value])
+	}
+	for len(s.acts) < n {
+		s.acts = append(s.acts, kernel.Activation{})
+	}
+	if bits := kernel.ActivationBits(t.kvb.m.Format); bits > 0 {
+		for i := range n {
+			s.acts[i].Quantize(s.rows[i], bits)
+		}
+	}
+	row := head*(op.Nope+op.Value) + op.Nope
+	kernel.MatVecRows(t.kvb.m, row, row+op.Value, s.rows, s.acts[:n], s.outs, &s.Scratch)
+}
+
+// lowerBound is the first index of the increasing list whose value is ≥ v.
+func lowerBound(list []int32, v int) int {
+	lo, hi := 0, len(list)
+	for lo < hi {
+		if mid := (lo + hi) / 2; int(list[mid]) < v {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
+
+// index scores every position the i-th token can see and keeps the best.
+func (c *CPU) index(op Index, b Batch, i int, s *cpuScratch) {
+	positions := b.Pos + i + 1
+	if positions <= op.Select.Width {
+		return
+	}
+	grow(&s.scores, positions)
+	grow(&s.qabs, op.Heads)
+	for h, w := range c.row(op.HeadWeight, b, i) {
+		s.qabs[h] = w * op.HeadScale
+	}
+	kernel.IndexScore(s.scores, c.row(op.Q, b, i), s.qabs, c.floats[op.Keys.ID], op.Scale)
+	kernel.TopK(c.intRow(op.Select, i), s.scores, op.Select.Width)
 }
 
 // grow sets the length of a scratch slice; its contents are undefined.

@@ -1,139 +1,167 @@
 package runtime
 
-import (
-	"hawkmoth/runtime/kernel"
-)
+import "hawkmoth/runtime/kernel"
 
-// moeScratch is the experts' intermediate rows: one for each pair of a token
-// and one of its experts, ordered by expert, then token.
-type moeScratch struct {
-	gate, up, down []float32
-	acts           []kernel.Activation // of the gated rows
-	pairs          []pair
-	starts         []int // first pair of each expert that somebody chose
+// moeTask runs the routed experts in sweeps over the pairs of a token and one
+// of its experts, ordered by expert, then token: gate and up, the gating, down,
+// and the weighted sum of each token.
+type moeTask struct {
+	c             *CPU
+	op            Experts
+	b             Batch
+	sweep         moeSweep
+	width, hidden int
+	step, blocks  int // rows an item takes, items an expert has
+
+	pairs  []pair
+	starts []int // first pair of each expert that somebody chose, and the end
+	count  []int // by expert
+	of     []int // pair of (token, slot)
+
+	gate, up, down []float32              // [pairs, width] or [pairs, hidden]
+	acts           []kernel.Activation    // of the gated rows
+	x              [2][]kernel.Activation // of the input rows, by width
 }
 
-type pair struct{ expert, token, slot int }
+type pair struct{ expert, token int }
+
+type moeSweep uint8
+
+const (
+	moeGateUp moeSweep = iota
+	moeGating
+	moeDown
+	moeSum
+)
+
+func (c *CPU) runExperts(op Experts, b Batch) {
+	t := &c.moe
+	t.c, t.op, t.b = c, op, b
+	t.group()
+	n := len(t.pairs)
+	t.width, t.hidden = op.Expert[0].Gate.Spec().Rows, op.X.N
+	grow(&t.gate, n*t.width)
+	grow(&t.up, n*t.width)
+	grow(&t.down, n*t.hidden)
+	for len(t.acts) < n {
+		t.acts = append(t.acts, kernel.Activation{})
+	}
+	t.roundInput()
+	c.prof.Experts += len(t.starts) - 1
+
+	t.begin(moeGateUp, t.width, t.hidden)
+	t.sweep = moeGating
+	c.do(n, t)
+	t.begin(moeDown, t.hidden, t.width)
+	t.sweep = moeSum
+	c.do(b.S, t)
+}
+
+// begin runs a sweep over blocks of the rows of every chosen expert.
+func (t *moeTask) begin(sweep moeSweep, rows, cols int) {
+	t.sweep, t.step = sweep, rowBlock(cols)
+	t.blocks = blocks(rows, t.step)
+	t.c.do((len(t.starts)-1)*t.blocks, t)
+}
 
 // group lists the pairs of the batch by increasing expert.
-func (m *moeScratch) group(c *CPU, op *Experts, b Batch) {
-	m.pairs, m.starts = m.pairs[:0], m.starts[:0]
-	count := make([]int, len(op.Expert)+1)
-	for i := range b.S {
-		for _, e := range c.intRow(op.IDs, i) {
+func (t *moeTask) group() {
+	t.pairs, t.starts, t.of = t.pairs[:0], t.starts[:0], t.of[:0]
+	for len(t.count) <= len(t.op.Expert) {
+		t.count = append(t.count, 0)
+	}
+	count := t.count[:len(t.op.Expert)+1]
+	clear(count)
+	for i := range t.b.S {
+		for _, e := range t.c.intRow(t.op.IDs, i) {
 			count[e+1]++
 		}
 	}
-	for e := range op.Expert {
+	for e := range t.op.Expert {
 		if count[e+1] > 0 {
-			m.starts = append(m.starts, count[e])
+			t.starts = append(t.starts, count[e])
 		}
 		count[e+1] += count[e]
 	}
-	total := count[len(op.Expert)]
-	m.starts = append(m.starts, total)
+	total := count[len(t.op.Expert)]
+	t.starts = append(t.starts, total)
 	for range total {
-		m.pairs = append(m.pairs, pair{})
+		t.pairs, t.of = append(t.pairs, pair{}), append(t.of, 0)
 	}
-	for i := range b.S {
-		for k, e := range c.intRow(op.IDs, i) {
-			m.pairs[count[e]] = pair{int(e), i, k}
+	for i := range t.b.S {
+		for k, e := range t.c.intRow(t.op.IDs, i) {
+			t.pairs[count[e]] = pair{int(e), i}
+			t.of[i*t.op.IDs.Width+k] = count[e]
 			count[e]++
 		}
 	}
 }
 
-// experts runs three sweeps: gate and up, down, and the weighted sum of each
-// token in increasing order of its experts.
-func (c *CPU) experts(op Experts, b Batch) {
-	m := &c.moe
-	m.group(c, &op, b)
-	n := len(m.pairs)
-	width, hidden := op.Expert[0].Gate.Spec().Rows, op.X.N
-	grow(&m.gate, n*width)
-	grow(&m.up, n*width)
-	grow(&m.down, n*hidden)
-	for len(m.acts) < n {
-		m.acts = append(m.acts, kernel.Activation{})
-	}
-
-	// Experts may differ in format, so both widths are made where both are wanted.
-	var acts [2][]kernel.Activation
-	for _, first := range m.starts[:len(m.starts)-1] {
-		for _, w := range []Weight{op.Expert[m.pairs[first].expert].Gate, op.Expert[m.pairs[first].expert].Up} {
-			if bits := kernel.ActivationBits(w.Spec().Format); bits > 0 && acts[bits/12] == nil {
-				acts[bits/12] = c.activations(w.Spec().Format, op.X, b)
+// roundInput rounds the input to every width that a chosen expert wants:
+// experts may differ in format.
+func (t *moeTask) roundInput() {
+	t.x = [2][]kernel.Activation{}
+	for _, first := range t.starts[:len(t.starts)-1] {
+		e := &t.op.Expert[t.pairs[first].expert]
+		for _, w := range [2]Weight{e.Gate, e.Up} {
+			id := w.Spec().Format
+			if bits := kernel.ActivationBits(id); bits > 0 && t.x[bits/12] == nil {
+				t.x[bits/12] = t.c.activations(id, t.op.X, t.b)
 			}
 		}
 	}
-	c.prof.Experts += len(m.starts) - 1
-
-	c.expertSweep(&op, width, hidden, func(s *cpuScratch, e ExpertWeights, pairs []pair, at, lo, hi int) {
-		for _, half := range []struct {
-			w   Weight
-			dst []float32
-		}{{e.Gate, m.gate}, {e.Up, m.up}} {
-			w := half.w.(*cpuWeight).m
-			s.rows, s.outs, s.lent = s.rows[:0], s.outs[:0], s.lent[:0]
-			have := acts[kernel.ActivationBits(w.Format)/12]
-			for i, p := range pairs {
-				s.rows = append(s.rows, c.row(op.X, b, p.token))
-				s.outs = append(s.outs, half.dst[(at+i)*width:][lo:hi])
-				if have != nil {
-					s.lent = append(s.lent, have[p.token])
-				}
-			}
-			kernel.MatVecRows(w, lo, hi, s.rows, s.lent, s.outs, &s.Scratch)
-		}
-	})
-	c.parallel(n, func(_ *cpuScratch, i int) {
-		row := m.gate[i*width:][:width]
-		kernel.SiLUMul(row, row, m.up[i*width:][:width])
-		if bits := kernel.ActivationBits(op.Expert[m.pairs[i].expert].Down.Spec().Format); bits > 0 {
-			m.acts[i].Quantize(row, bits)
-		}
-	})
-	c.expertSweep(&op, hidden, width, func(s *cpuScratch, e ExpertWeights, pairs []pair, at, lo, hi int) {
-		s.rows, s.outs = s.rows[:0], s.outs[:0]
-		for i := range pairs {
-			s.rows = append(s.rows, m.gate[(at+i)*width:][:width])
-			s.outs = append(s.outs, m.down[(at+i)*hidden:][lo:hi])
-		}
-		kernel.MatVecRows(e.Down.(*cpuWeight).m, lo, hi, s.rows, m.acts[at:at+len(pairs)], s.outs, &s.Scratch)
-	})
-	c.parallel(b.S, func(_ *cpuScratch, i int) { clear(c.row(op.Y, b, i)) })
-	c.sumExperts(&op, b, hidden)
 }
 
-// expertSweep splits rows output rows of every chosen expert over the threads.
-func (c *CPU) expertSweep(op *Experts, rows, cols int, fn func(s *cpuScratch, e ExpertWeights, pairs []pair, at, lo, hi int)) {
-	m := &c.moe
-	step := rowBlock(cols)
-	blocks := (rows + step - 1) / step
-	c.parallel((len(m.starts)-1)*blocks, func(s *cpuScratch, task int) {
-		at, end := m.starts[task/blocks], m.starts[task/blocks+1]
-		lo := task % blocks * step
-		fn(s, op.Expert[m.pairs[at].expert], m.pairs[at:end], at, lo, min(lo+step, rows))
-	})
+func (t *moeTask) run(s *cpuScratch, item int) {
+	switch t.sweep {
+	case moeGating:
+		row := t.gate[item*t.width:][:t.width]
+		kernel.SiLUMul(row, row, t.up[item*t.width:][:t.width])
+		if bits := kernel.ActivationBits(t.op.Expert[t.pairs[item].expert].Down.Spec().Format); bits > 0 {
+			t.acts[item].Quantize(row, bits)
+		}
+	case moeSum:
+		y, slots := t.c.row(t.op.Y, t.b, item), t.op.IDs.Width
+		clear(y)
+		for slot, w := range t.c.row(t.op.Weights, t.b, item) { // in increasing order of the experts
+			kernel.AddScaled(y, w, t.down[t.of[item*slots+slot]*t.hidden:][:t.hidden])
+		}
+	default:
+		at, end := t.starts[item/t.blocks], t.starts[item/t.blocks+1]
+		e := &t.op.Expert[t.pairs[at].expert]
+		lo := item % t.blocks * t.step
+		if t.sweep == moeDown {
+			t.expertDown(s, e.Down.(*cpuWeight), at, end, lo)
+			return
+		}
+		t.expertIn(s, e.Gate.(*cpuWeight), t.gate, at, end, lo)
+		t.expertIn(s, e.Up.(*cpuWeight), t.up, at, end, lo)
+	}
 }
 
-// sumExperts adds each token's rows in increasing order of the experts, which
-// is the order of the pairs.
-func (c *CPU) sumExperts(op *Experts, b Batch, hidden int) {
-	m := &c.moe
-	if b.S == 1 {
-		for i, p := range m.pairs {
-			kernel.AddScaled(c.row(op.Y, b, 0), c.row(op.Weights, b, 0)[p.slot], m.down[i*hidden:][:hidden])
+// expertIn multiplies the tokens of the pairs [at, end) by rows of gate or up.
+func (t *moeTask) expertIn(s *cpuScratch, w *cpuWeight, dst []float32, at, end, lo int) {
+	hi := min(lo+t.step, t.width)
+	have := t.x[kernel.ActivationBits(w.m.Format)/12]
+	s.rows, s.outs, s.lent = s.rows[:0], s.outs[:0], s.lent[:0]
+	for p := at; p < end; p++ {
+		token := t.pairs[p].token
+		s.rows = append(s.rows, t.c.row(t.op.X, t.b, token))
+		s.outs = append(s.outs, dst[p*t.width:][lo:hi])
+		if have != nil {
+			s.lent = append(s.lent, have[token])
 		}
-		return
 	}
-	of := make([]int, b.S*op.IDs.Width) // pair of (token, slot)
-	for i, p := range m.pairs {
-		of[p.token*op.IDs.Width+p.slot] = i
+	kernel.MatVecRows(w.m, lo, hi, s.rows, s.lent, s.outs, &s.Scratch)
+}
+
+// expertDown multiplies the gated rows of the pairs [at, end) by rows of down.
+func (t *moeTask) expertDown(s *cpuScratch, w *cpuWeight, at, end, lo int) {
+	hi := min(lo+t.step, t.hidden)
+	s.rows, s.outs = s.rows[:0], s.outs[:0]
+	for p := at; p < end; p++ {
+		s.rows = append(s.rows, t.gate[p*t.width:][:t.width])
+		s.outs = append(s.outs, t.down[p*t.hidden:][lo:hi])
 	}
-	c.parallel(b.S, func(_ *cpuScratch, i int) {
-		for slot, w := range c.row(op.Weights, b, i) { // slots are in increasing order of the experts
-			kernel.AddScaled(c.row(op.Y, b, i), w, m.down[of[i*op.IDs.Width+slot]*hidden:][:hidden])
-		}
-	})
+	kernel.MatVecRows(w.m, lo, hi, s.rows, t.acts[at:end], s.outs, &s.Scratch)
 }

@@ -267,3 +267,61 @@ func TestRewindAndPrefix(t *testing.T) {
 		}
 	}
 }
+
+// TestSameBitsAcrossChunks: few tokens over a cache of more than one chunk of
+// positions take another way through attention than a prefill does.
+func TestSameBitsAcrossChunks(t *testing.T) {
+	for _, name := range []string{"glm_moe_dsa", "glm_moe_dsa_dense_attention"} {
+		t.Run(name, func(t *testing.T) {
+			ids := make([]int32, 600)
+			for i := range ids {
+				ids[i] = int32(i * 131 % 320)
+			}
+			ids = ids[:min(len(ids), 512)] // the model's limit
+			m := load(t, fixtures.Path(t, name), 3)
+			want := allLogits(t, session(t, m, len(ids), len(ids)), ids)
+			for _, n := range []int{1, 3, 7} {
+				s := session(t, m, len(ids), 0)
+				from := 250
+				if err := s.Append(context.Background(), ids[:from], nil); err != nil {
+					t.Fatal(err)
+				}
+				for ; from+n < len(ids); from += n + 40 {
+					var rows [][]float32
+					if err := s.Append(context.Background(), ids[from:from+n], func(_ int, l []float32) error {
+						rows = append(rows, slices.Clone(l))
+						return nil
+					}); err != nil {
+						t.Fatal(err)
+					}
+					if at, ok := sameBits(rows, want[from:from+n]); !ok {
+						t.Fatalf("%d tokens from %d on: %s", n, from, at)
+					}
+					if err := s.Append(context.Background(), ids[from+n:min(from+n+40, len(ids))], nil); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestNoAllocationPerToken: a decode step of a warm session allocates nothing.
+func TestNoAllocationPerToken(t *testing.T) {
+	m := load(t, convert(t, fixtures.Path(t, "glm_moe_dsa"), quantize.Flags{}), 2)
+	s := session(t, m, 512, 0)
+	prompt := make([]int32, 300)
+	token := []int32{7}
+	step := func() {
+		if err := s.Append(context.Background(), token, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Append(context.Background(), prompt, nil); err != nil {
+		t.Fatal(err)
+	}
+	step()
+	if n := testing.AllocsPerRun(50, step); n != 0 {
+		t.Errorf("%v allocations a token", n)
+	}
+}

@@ -46,7 +46,7 @@ func (m *Model) NewSession(ctx, chunk int) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Session{m: m, p: p, ctx: ctx, chunk: chunk}, nil
+	return &Session{m: m, p: p, ctx: ctx, chunk: chunk, tokens: make([]int32, 0, ctx), forward: make([]time.Duration, 0, ctx)}, nil
 }
 
 // Tokens is the timeline so far; the caller must not change it.
