@@ -525,7 +525,7 @@ func BenchmarkExecute(b *testing.B) {
 			b.Fatal(err)
 		}
 		b.Run(f, func(b *testing.B) {
-			b.SetBytes(p.Total().SourceBytes)
+			b.SetBytes(p.Total().BytesIn)
 			for b.Loop() {
 				execute(b, p, outDir(b), ExecuteOptions{})
 			}

@@ -79,8 +79,8 @@ type Summary struct {
 	Tensors       int     `json:"tensors"`
 	Parameters    int64   `json:"parameters"`
 	Quantised     int64   `json:"quantised_parameters"`
-	SourceBytes   int64   `json:"source_bytes"`
-	Bytes         int64   `json:"bytes"`
+	BytesIn       int64   `json:"source_bytes"`
+	BytesOut      int64   `json:"bytes"`
 	BitsPerWeight float64 `json:"bits_per_weight"`
 	Formats       []Count `json:"formats"` // most tensors first
 }
@@ -88,13 +88,13 @@ type Summary struct {
 func (s *Summary) add(it *Item) {
 	s.Tensors++
 	s.Parameters += it.Params()
-	s.SourceBytes += it.Source.Bytes()
-	s.Bytes += it.Bytes()
+	s.BytesIn += it.Source.Bytes()
+	s.BytesOut += it.Bytes()
 	if it.Packed() {
 		s.Quantised += it.Params()
 	}
 	if s.Parameters > 0 {
-		s.BitsPerWeight = 8 * float64(s.Bytes) / float64(s.Parameters)
+		s.BitsPerWeight = 8 * float64(s.BytesOut) / float64(s.Parameters)
 	}
 	name := it.Spec.Name()
 	i := slices.IndexFunc(s.Formats, func(c Count) bool { return c.Format == name })

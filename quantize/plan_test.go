@@ -62,9 +62,9 @@ func TestPlanOfTinyGLM(t *testing.T) {
 	}
 	var bytes int64
 	for _, r := range p.ByRole() {
-		bytes += r.Bytes
+		bytes += r.BytesOut
 	}
-	if total := p.Total(); total.Tensors != len(snap.Names()) || total.Bytes != bytes || total.SourceBytes != 2*(7_312_016+48) { // 48 biases are F32
+	if total := p.Total(); total.Tensors != len(snap.Names()) || total.BytesOut != bytes || total.BytesIn != 2*(7_312_016+48) { // 48 biases are F32
 		t.Errorf("total %+v", total)
 	}
 	items := 0
@@ -300,7 +300,7 @@ func TestC8PlanSplitsFusedExperts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if total := p.Total(); total.Tensors != 12 || total.Quantised != 12*256 || total.SourceBytes != 2*12*256 {
+	if total := p.Total(); total.Tensors != 12 || total.Quantised != 12*256 || total.BytesIn != 2*12*256 {
 		t.Errorf("total %+v", total)
 	}
 }

@@ -427,7 +427,10 @@ func (r *Recipe) Choose(w Want) (Choice, *Override) {
 	}
 	for i := len(r.Overrides) - 1; i >= 0; i-- {
 		o := &r.Overrides[i]
-		if o.Match.MatchString(w.Name) && !(exact && o.Choice.Format.Info().Packed) {
+		if exact && o.Choice.Format.Info().Packed {
+			continue
+		}
+		if o.Match.MatchString(w.Name) {
 			return o.Choice, o
 		}
 	}

@@ -267,7 +267,7 @@ func (c *checkpoint) checkTokenizer() error {
 
 func (r *report) run(cmd *cobra.Command, plan *quantize.Plan, f *flags) error {
 	ctx := cmd.Context()
-	total := plan.Total().SourceBytes
+	total := plan.Total().BytesIn
 	progress := cli.NewProgress(cmd, "convert", r.read())
 	defer progress.Done()
 	start := time.Now()

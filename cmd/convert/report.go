@@ -85,7 +85,7 @@ func (r *report) read() int64 {
 func (r *report) intent() string {
 	t := r.Total
 	text := fmt.Sprintf("%s, recipe %s: %d tensors, %s → %s (%.2f bits/weight) in %s", r.Architecture, r.Recipe, t.Tensors,
-		cli.Bytes(t.SourceBytes), cli.Bytes(t.Bytes), t.BitsPerWeight, count(len(r.Shards), "shard"))
+		cli.Bytes(t.BytesIn), cli.Bytes(t.BytesOut), t.BitsPerWeight, count(len(r.Shards), "shard"))
 	kept := 0
 	for _, s := range r.Shards {
 		if s.Kept {
@@ -141,7 +141,7 @@ func (r *report) text() string {
 	}
 	table := cli.NewTable(head...)
 	add := func(role string, s quantize.Summary, e quantize.RoleError) {
-		row := []any{role, s.Tensors, weights(s.Parameters), cli.Bytes(s.SourceBytes), cli.Bytes(s.Bytes), fmt.Sprintf("%.2f", s.BitsPerWeight), formats(s.Formats)}
+		row := []any{role, s.Tensors, weights(s.Parameters), cli.Bytes(s.BytesIn), cli.Bytes(s.BytesOut), fmt.Sprintf("%.2f", s.BitsPerWeight), formats(s.Formats)}
 		if r.Verification != nil {
 			row = append(row, percent(e.Error), "–", "")
 			if e.Worst.Error > 0 {
@@ -180,7 +180,7 @@ func (r *report) tensors() string {
 func (r *report) last() string {
 	t := r.Total
 	parts := []string{
-		fmt.Sprintf("%s → %s", cli.Bytes(t.SourceBytes), cli.Bytes(t.Bytes)),
+		fmt.Sprintf("%s → %s", cli.Bytes(t.BytesIn), cli.Bytes(t.BytesOut)),
 		fmt.Sprintf("%.2f bits/weight", t.BitsPerWeight),
 		fmt.Sprintf("%.1f %% of %s parameters quantised", 100*float64(t.Quantised)/float64(max(t.Parameters, 1)), weights(t.Parameters)),
 	}
@@ -194,10 +194,9 @@ func (r *report) last() string {
 		parts = append(parts, fmt.Sprintf("worst tensor %s %s", percent(r.Verification.Worst.Error), r.Verification.Worst.Tensor))
 	}
 	if res := r.Result; res != nil {
-		switch {
-		case res.Written == 0:
+		if res.Written == 0 {
 			parts = append(parts, "complete already")
-		default:
+		} else {
 			parts = append(parts, fmt.Sprintf("%s, %.2f GB/s", seconds(res.Seconds), res.BytesPerSecond/1e9))
 		}
 		if res.VerifySeconds > 0 {
