@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
@@ -67,10 +66,8 @@ func Execute(ctx context.Context, p *Plan, dir string, o ExecuteOptions) (*Resul
 		return &j.result, nil
 	}
 	if len(d.manifest.Shards) == 0 && !d.recorded && !d.replaces {
-		for _, name := range []string{ManifestName} {
-			if rerr := os.Remove(filepath.Join(dir, name)); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
-				err = errors.Join(err, rerr)
-			}
+		if rerr := os.Remove(filepath.Join(dir, ManifestName)); rerr != nil && !absent(rerr) {
+			err = errors.Join(err, rerr)
 		}
 		if !d.Exists {
 			_ = os.Remove(dir) // fails if somebody else put something there

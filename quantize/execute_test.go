@@ -114,6 +114,41 @@ func TestBlocksJoin(t *testing.T) {
 	}
 }
 
+// TestFP8GoesThroughInBlocks: codes and scales of several blocks of rows.
+func TestFP8GoesThroughInBlocks(t *testing.T) {
+	const rows, cols, name = 1500, 1001, "model.layers.0.self_attn.q_a_proj.weight"
+	codes := make([]byte, rows*cols)
+	for i := range codes {
+		codes[i] = byte(i*31%0x7f) | byte(i>>3)&0x80
+	}
+	codes[5] = 0x80 // -0 goes through as well
+	scales := weights(3, 12, 8)
+	snap := checkpoint(t, fp8Tensor(name, []int{rows, cols}, codes), f32Tensor(name+fp8ScaleSuffix, []int{12, 8}, scales))
+	p := planOf(t, snap, recipe(t, "balanced", Flags{Format: "fp8-e4m3-b128"}), PlanOptions{})
+	if n := len(blocks(p.Items)); n < 2 || !p.Items[0].PassThrough {
+		t.Fatalf("%d blocks, through %v", n, p.Items[0].PassThrough)
+	}
+	out := outDir(t)
+	execute(t, p, out, ExecuteOptions{})
+	got, err := bindPair(open(t, out), name, rows, cols)
+	if err != nil || !slices.Equal(got.W, codes) || !slices.Equal(got.S, scales) {
+		t.Errorf("codes or scales changed (%v)", err)
+	}
+}
+
+// TestC9EmptyTensorsAreWritten as they are.
+func TestC9EmptyTensorsAreWritten(t *testing.T) {
+	snap := checkpoint(t, matrix("model.layers.0.mlp.up_proj.weight", 8, 64), f32Tensor("model.empty_norm", []int{0}, nil), f32Tensor("model.scalar_norm", []int{}, []float32{2}))
+	p, out, _ := converted(t, snap, Flags{})
+	if len(p.Items) != 3 {
+		t.Fatalf("%d items", len(p.Items))
+	}
+	c := open(t, out)
+	if e, s := c.Tensor("model.empty_norm"), c.Tensor("model.scalar_norm"); e == nil || e.Size != 0 || s == nil || s.Size != 4 {
+		t.Errorf("%+v, %+v", e, s)
+	}
+}
+
 // TestE1KilledAnywhere kills conversions with SIGKILL at 50 random points. At
 // each, what has its final name is complete; continued, the directory is that
 // of an undisturbed run.
@@ -392,6 +427,7 @@ func TestDirectoriesOfOthersAreRefused(t *testing.T) {
 		{[]string{"model-00001.safetensors"}, false, "holds shards that no conversion recorded; move them away (found model-00001.safetensors)"},
 		{[]string{"model-00001.safetensors"}, true, "holds shards that no conversion recorded"},
 		{[]string{"hawkmoth.json"}, false, "hawkmoth.json: not a record of a conversion"},
+		{[]string{"hawkmoth.json"}, true, ""},
 	} {
 		dir := make(tt.files...)
 		before := files(t, dir)
@@ -414,6 +450,18 @@ func TestDirectoriesOfOthersAreRefused(t *testing.T) {
 	}
 	if _, err := Execute(t.Context(), p, fixtures.Path(t, "glm_moe_dsa"), ExecuteOptions{Overwrite: true}); !errors.Is(err, format.ErrUsage) {
 		t.Errorf("converting into the checkpoint: %v", err)
+	}
+}
+
+// TestRecordThatNamesOtherFilesIsRefused: what it names may be removed.
+func TestRecordThatNamesOtherFilesIsRefused(t *testing.T) {
+	for _, record := range []string{`{"tool":"x","replaces":["../../secret"]}`, `{"tool":"x","shards":[{"name":"notes.txt"}]}`} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, ManifestName), []byte(record), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		_, err := ReadManifest(dir)
+		wantError(t, err, format.ErrCorrupt, "not the name of a shard")
 	}
 }
 

@@ -3,6 +3,7 @@ package quantize
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"hawkmoth/format"
@@ -130,6 +131,26 @@ func (p *Plan) ByRole() []RoleSummary {
 		sums[r].add(&p.Items[i])
 	}
 	return slices.DeleteFunc(sums[:], func(s RoleSummary) bool { return s.Tensors == 0 })
+}
+
+// LeftOut says what the recipe leaves out: by part of the model, and by name.
+func (p *Plan) LeftOut() (parts, names []string) {
+	count := map[string]int{}
+	for _, w := range p.Dropped {
+		part := w.Role.String()
+		switch {
+		case w.MTP:
+			part = "MTP block"
+		case w.indexer():
+			part = Indexer.String()
+		}
+		count[part]++
+		names = append(names, w.Name)
+	}
+	for _, part := range slices.Sorted(maps.Keys(count)) {
+		parts = append(parts, fmt.Sprintf("%s (%d tensors)", part, count[part]))
+	}
+	return parts, Collapse(names)
 }
 
 // Renamed is a group of tensors whose format has another name than the recipe

@@ -138,6 +138,11 @@ func ReadManifest(dir string) (*Manifest, error) {
 	if err := json.Unmarshal(data, &m); err != nil {
 		return nil, &format.Error{Kind: format.ErrCorrupt, Path: path, What: "not a record of a conversion", Err: err}
 	}
+	for _, s := range append(named(m.Replaces), m.Shards...) { // some of them will be removed
+		if !shardName.MatchString(s.Name) {
+			return nil, &format.Error{Kind: format.ErrCorrupt, Path: path, What: "not the name of a shard", Found: fmt.Sprintf("%q", s.Name)}
+		}
+	}
 	return &m, nil
 }
 

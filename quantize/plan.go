@@ -89,7 +89,7 @@ type Plan struct {
 	Items    []Item // in reading order
 	Shards   []OutShard
 	Files    []FileCopy
-	Dropped  []string // known tensors that the recipe leaves out
+	Dropped  []Want // tensors of the checkpoint that the recipe leaves out
 	Warnings []string
 
 	snap *format.Snapshot
@@ -157,7 +157,7 @@ func (p *planner) items(wants []Want) {
 		switch {
 		case choice.Drop:
 			if t != nil {
-				p.Dropped = append(p.Dropped, w.Name)
+				p.Dropped = append(p.Dropped, w)
 			}
 			continue
 		case t == nil:
@@ -377,7 +377,7 @@ func (p *planner) sizes() {
 		}
 	}
 	if out >= in && in > 0 && !p.Options.AllowBigger {
-		p.fail(format.ErrUsage, "", "the quantised tensors would not be smaller than the source", megabytes(out), "less than "+megabytes(in)+", or --allow-bigger")
+		p.fail(format.ErrUsage, "", "the quantised tensors would not be smaller than the source", decimal(out), "less than "+decimal(in)+", or --allow-bigger")
 	}
 	if packed > 0 && float64(packed) < 0.9*float64(params) {
 		p.warn("only %.1f %% of the parameters are quantised", 100*float64(packed)/float64(params))

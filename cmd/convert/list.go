@@ -40,7 +40,7 @@ type listedArch struct {
 	ModelTypes []string `json:"model_types"`
 }
 
-func list(cmd *cobra.Command) error {
+func printList(cmd *cobra.Command) error {
 	var c catalogue
 	for _, in := range format.Formats() {
 		spec := format.Spec{Format: in.ID, Rows: 6144, Cols: 6144}

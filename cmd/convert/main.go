@@ -67,7 +67,7 @@ func command() *cobra.Command {
 	}
 	root.RunE = func(cmd *cobra.Command, args []string) error {
 		if f.list {
-			return list(cmd)
+			return printList(cmd)
 		}
 		return convert(cmd, args, &f)
 	}
@@ -233,36 +233,47 @@ func openCheckpoint(dir string) (*checkpoint, error) {
 // plan is quantize.NewPlan, with the tokenizer held against the embedding.
 func (c *checkpoint) plan(recipe *quantize.Recipe, opts quantize.PlanOptions) (*quantize.Plan, error) {
 	plan, err := quantize.NewPlan(c.snap, c.config.Arch.Tensors(c.config), recipe, opts)
-	terr := c.checkTokenizer()
-	if err == nil && terr == nil {
+	unread, terr := c.checkTokenizer()
+	switch {
+	case err == nil && terr == nil && unread != nil:
+		plan.Warnings = append(plan.Warnings, fmt.Sprintf("run will take token ids only, no text: %v", unread))
+		fallthrough
+	case err == nil && terr == nil:
 		return plan, nil
+	case terr == nil:
+		return nil, err
+	case err == nil:
+		return nil, terr
 	}
-	var problems format.Problems
-	for _, e := range []error{err, terr} {
-		if e != nil {
-			problems = append(problems, e)
-		}
-	}
-	return nil, problems
+	return nil, format.Problems{err, terr}
 }
 
-func (c *checkpoint) checkTokenizer() error {
+// checkTokenizer reads the tokenizer as run will. One of a kind that is not
+// served is copied all the same.
+func (c *checkpoint) checkTokenizer() (unread, err error) {
 	data, err := c.snap.ReadJSONFile("tokenizer.json")
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil, nil // the plan warns of it
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	most, err := highestToken(data)
-	if err != nil {
-		return &format.Error{Kind: format.ErrCorrupt, Path: "tokenizer.json", What: "not a tokenizer", Err: err}
+	settings, err := c.snap.ReadJSONFile("tokenizer_config.json")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
 	}
-	if most >= c.config.VocabSize {
-		return &format.Error{Kind: format.ErrCorrupt, Path: "tokenizer.json", What: "has tokens that the embedding has no row for",
-			Found: fmt.Sprintf("ids up to %d", most), Wanted: fmt.Sprintf("at most %d", c.config.VocabSize-1)}
+	t, err := runtime.LoadTokenizer(data, settings)
+	switch {
+	case errors.Is(err, format.ErrUnsupported):
+		return err, nil
+	case err != nil:
+		return nil, err
 	}
-	return nil
+	if n := t.VocabSize(); n > c.config.VocabSize {
+		return nil, &format.Error{Kind: format.ErrCorrupt, Path: "tokenizer.json", What: "has tokens that the embedding has no row for",
+			Found: fmt.Sprintf("ids up to %d", n-1), Wanted: fmt.Sprintf("at most %d", c.config.VocabSize-1)}
+	}
+	return nil, nil
 }
 
 func (r *report) run(cmd *cobra.Command, plan *quantize.Plan, f *flags) error {

@@ -269,8 +269,8 @@ func TestE8TinyGLMsMTPBlockIsRecognised(t *testing.T) {
 	if !strings.Contains(stdout, "\nmtp ") {
 		t.Errorf("no row for the MTP block in\n%s", stdout)
 	}
-	stdout, _ = must(t, "plan", dir, "--recipe", "colibri", "--allow-ambiguous")
-	if !strings.Contains(stdout, "left out by the recipe: ") || !strings.Contains(stdout, "model.layers.6.eh_proj.weight") {
+	stdout, _ = must(t, "plan", dir, "--recipe", "colibri", "--allow-ambiguous", "-v")
+	if !strings.Contains(stdout, "left out by the recipe: MTP block (47 tensors), indexer (30 tensors)\n") || !strings.Contains(stdout, "left out: model.layers.6.eh_proj.weight\n") {
 		t.Errorf("the plan does not say that the MTP block is left out:\n%s", stdout)
 	}
 	edit(t, dir, func(c map[string]any) { delete(c, "num_nextn_predict_layers") })
@@ -377,6 +377,20 @@ func TestE11TokenBeyondTheEmbedding(t *testing.T) {
 	code, _, stderr := run(t, "plan", dir)
 	if code != cli.Corrupt || !strings.Contains(stderr, "has tokens that the embedding has no row for (found ids up to 4096, wanted at most 4095)") {
 		t.Errorf("exit %d, stderr\n%s", code, stderr)
+	}
+}
+
+func TestTokenizerOfAnotherKindIsCopiedWithAWarning(t *testing.T) {
+	dir, out := fixtures.TinyGLMDir(t), outDir(t)
+	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte(`{"model":{"type":"WordPiece","vocab":{"a":0}}}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, stderr := must(t, dir, out, "-q")
+	if !strings.Contains(stderr, "run will take token ids only, no text: ") || !strings.Contains(stderr, "WordPiece") {
+		t.Errorf("stderr\n%s", stderr)
+	}
+	if _, err := os.Stat(filepath.Join(out, "tokenizer.json")); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -16,7 +15,8 @@ import (
 // report is what convert prints: as it is with --json, as text otherwise. The
 // fields after Destination are absent for a plan.
 type report struct {
-	plan *quantize.Plan
+	plan    *quantize.Plan
+	leftOut string
 
 	Checkpoint    string                 `json:"checkpoint"`
 	Output        string                 `json:"output,omitempty"`
@@ -63,12 +63,17 @@ type outcome struct {
 
 func newReport(dir, arch string, p *quantize.Plan) *report {
 	r := &report{plan: p, Checkpoint: dir, Architecture: arch, Recipe: p.Recipe.Name, Total: p.Total(), Roles: p.ByRole(), Files: p.Files,
-		LeftOut: quantize.Collapse(p.Dropped), Substitutions: p.Substitutions(), Warnings: p.Warnings}
+		Substitutions: list(p.Substitutions()), Warnings: list(p.Warnings)}
+	parts, names := p.LeftOut()
+	r.leftOut, r.LeftOut = strings.Join(parts, ", "), list(names)
 	for _, s := range p.Shards {
 		r.Shards = append(r.Shards, shard{Name: s.Name, Bytes: s.Size, Tensors: len(s.Items), source: s.Source})
 	}
 	return r
 }
+
+// list makes JSON print [] for none.
+func list[T any](s []T) []T { return append([]T{}, s...) }
 
 // read is the source bytes of the shards that this run wrote.
 func (r *report) read() int64 {
@@ -154,8 +159,8 @@ func (r *report) text() string {
 		add(s.Role, s.Summary, errs[s.Role])
 	}
 	b.WriteString(table.String())
-	if len(r.LeftOut) > 0 {
-		fmt.Fprintf(&b, "left out by the recipe: %s\n", strings.Join(r.LeftOut, ", "))
+	if r.leftOut != "" {
+		fmt.Fprintf(&b, "left out by the recipe: %s\n", r.leftOut)
 	}
 	for _, s := range r.Substitutions {
 		fmt.Fprintf(&b, "written as %s: %s (%s)\n", s.Format, strings.Join(s.Tensors, ", "), s.Why)
@@ -173,7 +178,11 @@ func (r *report) tensors() string {
 			table.Add(it.Want.Name, fmt.Sprintf("%s%v", it.Source.DType, it.Want.Shape), it.Spec.Name(), cli.Bytes(it.Bytes()), s.Name)
 		}
 	}
-	return table.String()
+	text := table.String()
+	for _, name := range r.LeftOut {
+		text += "left out: " + name + "\n"
+	}
+	return text
 }
 
 // last is the line that says it all.
@@ -236,30 +245,4 @@ func formats(list []quantize.Count) string {
 		parts[i] = fmt.Sprintf("%s ×%d", c.Format, c.Tensors)
 	}
 	return strings.Join(parts, ", ")
-}
-
-// highestToken is the largest id of a tokenizer.json, -1 for an empty one.
-func highestToken(data []byte) (int, error) {
-	var t struct {
-		Added []struct {
-			ID int `json:"id"`
-		} `json:"added_tokens"`
-		Model struct {
-			Vocab json.RawMessage `json:"vocab"`
-		} `json:"model"`
-	}
-	if err := json.Unmarshal(data, &t); err != nil {
-		return 0, err
-	}
-	most := -1
-	for _, a := range t.Added {
-		most = max(most, a.ID)
-	}
-	var vocab map[string]int
-	if json.Unmarshal(t.Model.Vocab, &vocab) == nil { // other models list pieces
-		for _, id := range vocab {
-			most = max(most, id)
-		}
-	}
-	return most, nil
 }
