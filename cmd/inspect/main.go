@@ -4,6 +4,7 @@ package main
 import (
 	"errors"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -136,8 +137,12 @@ func print(cmd *cobra.Command, r *report.Report, f *flags) error {
 
 // verdict is the error that makes the exit code.
 func verdict(r *report.Report) error {
-	if r.Verification == nil {
-		return r.Err()
+	err := r.Err()
+	if v := r.Verification; v != nil {
+		err = errors.Join(err, v.Err(r.Path))
 	}
-	return errors.Join(r.Err(), r.Verification.Err(r.Path))
+	if dir := filepath.Dir(r.Path); r.Completeness != nil && r.Completeness.Missing > 0 && filepath.Ext(r.Path) == ".safetensors" {
+		return cli.Hint(err, "only this file was read; \"inspect %s\" reads all shards there", dir)
+	}
+	return err
 }

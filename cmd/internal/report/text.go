@@ -94,7 +94,9 @@ func (r *Report) Summary(w io.Writer) error {
 		kind += ", "
 	}
 	l.f("%s: %s%s", r.Path, kind, r.verdict())
-	l.f("")
+	if r.Shards > 0 {
+		l.f("")
+	}
 	if a := r.Architecture; a != nil {
 		l.field("architecture", fmt.Sprintf("%s (%s): %s, %d dense and %d with experts", a.Name, a.ModelType, plural(a.Layers, "layer"), a.DenseLayers, a.Layers-a.DenseLayers))
 		l.field("", fmt.Sprintf("hidden %d, heads %d, experts %d of which a token reads %d and %d shared", a.Hidden, a.Heads, a.Experts, a.ExpertsPerToken, a.SharedExperts))
