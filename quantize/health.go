@@ -123,7 +123,7 @@ func CheckHealth(m Matrix) (Health, error) {
 	case !ok:
 		return Health{}, &format.Error{Kind: format.ErrUnsupported, What: "cannot examine weight format", Found: m.Format.String()}
 	case int64(len(m.W)) != m.Bytes() || int64(len(m.S)) != m.Scales():
-		return Health{}, &format.Error{Kind: format.ErrCorrupt, What: "sizes of " + m.Spec.String(),
+		return Health{}, &format.Error{Kind: format.ErrCorrupt, What: "sizes of " + m.String(),
 			Found: fmt.Sprintf("%d bytes, %d scales", len(m.W), len(m.S)), Wanted: fmt.Sprintf("%d, %d", m.Bytes(), m.Scales())}
 	}
 	h := Health{Rows: int64(m.Rows)}

@@ -93,6 +93,9 @@ func (r *Report) Summary(w io.Writer) error {
 	if kind != "" {
 		kind += ", "
 	}
+	if r.Verdict == Unknown { // any file of tensors would be a checkpoint
+		kind = ""
+	}
 	l.f("%s: %s%s", r.Path, kind, r.verdict())
 	if r.Shards > 0 {
 		l.f("")
@@ -279,9 +282,11 @@ func (r *Report) problemLines() []string {
 		list = append(list, fmt.Sprintf("%s: %s", h.kind, h.what))
 		var items []string
 		for _, p := range g {
-			items = append(items, "  "+p.item())
+			items = append(items, p.item())
 		}
-		list = append(list, most(items, maxLines, "more; --json lists all")...)
+		for _, item := range most(items, maxLines, "more; --json lists all") {
+			list = append(list, "  "+item)
+		}
 	}
 	return list
 }

@@ -111,7 +111,7 @@ func TestManyProblemsStayReadable(t *testing.T) {
 	}
 	lines := r.problemLines()
 	want := []string{"corrupt: dir/a.safetensors: shard is truncated (found 1 bytes, wanted 2)", "failed: something else", "corrupt: shape", "  x in b.safetensors: found [1], wanted [2]"}
-	if len(lines) != 3+maxLines+1 || strings.Join(lines[:4], "\n") != strings.Join(want, "\n") || lines[len(lines)-1] != "… and 12 more; --json lists all" {
+	if len(lines) != 3+maxLines+1 || strings.Join(lines[:4], "\n") != strings.Join(want, "\n") || lines[len(lines)-1] != "  … and 12 more; --json lists all" {
 		t.Errorf("%s", strings.Join(lines, "\n"))
 	}
 	if err := r.Err(); !errors.Is(err, format.ErrCorrupt) || r.Verdict != NotLoadable {
