@@ -138,7 +138,7 @@ func TestA5UE8M0ScalesAreNamed(t *testing.T) {
 	holds(t, messages(r), "unsupported: ", kvB, "ue8m0 scales, not supported")
 }
 
-func TestA9FormatWithoutKernel(t *testing.T) {
+func TestA7FormatWithoutKernel(t *testing.T) {
 	m := synthesise(t, small(), in(format.Int8Row, 0))
 	s := format.Spec{Format: format.E8, Rows: 96, Cols: 128}
 	m.set(kvB, format.DTypeU8, []int{int(s.Bytes())}, make([]byte, s.Bytes()))
@@ -594,6 +594,18 @@ func TestExtraTensors(t *testing.T) {
 		t.Errorf("%+v", r.Completeness)
 	}
 	holds(t, strings.Join(r.Warnings, "\n"), "behind the last layer are ignored; an MTP block needs num_nextn_predict_layers in config.json: model.layers.7.", "not the model's are ignored: stranger", "scales without FP8 weights are ignored: "+qA)
+}
+
+func TestNamesAreSafeForTerminals(t *testing.T) {
+	m := synthesise(t, small(), in(format.BF16, 0))
+	m.set("evil\x1b[31m\nname", format.DTypeF32, []int{1}, binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(math.NaN()))))
+	dir := m.save()
+	for _, args := range [][]string{{dir}, {dir, "--tensors"}, {dir, "--verify", "-q"}} {
+		_, stdout, stderr := runInspect(args...)
+		if strings.ContainsAny(stdout+stderr, "\x1b") || !strings.Contains(stdout, `evil\x1b[31m\nname`) {
+			t.Errorf("%v: %q %q", args, stdout, stderr)
+		}
+	}
 }
 
 func TestEveryProblemAtOnce(t *testing.T) {

@@ -5,7 +5,9 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode"
 
 	"hawkmoth/cmd/internal/cli"
 	"hawkmoth/quantize"
@@ -256,8 +258,17 @@ func (l *lines) section(title string, list []string) {
 	}
 	l.f("\n%s", title)
 	for _, s := range list {
-		l.f("  %s", s)
+		l.f("  %s", clean(s))
 	}
+}
+
+// clean makes a line safe for a terminal: a hostile file chooses its names.
+func clean(s string) string {
+	if !strings.ContainsFunc(s, unicode.IsControl) {
+		return s
+	}
+	q := strconv.Quote(s)
+	return q[1 : len(q)-1]
 }
 
 // problemLines writes problems of one kind under one heading.
@@ -316,7 +327,7 @@ func (r *Report) WriteTensors(w io.Writer) error {
 			note = strings.TrimPrefix(note+"; candidates "+strings.Join(x.Candidates, ", "), "; ")
 		}
 		shape := strings.ReplaceAll(fmt.Sprint(x.Shape), " ", ",")
-		t.Add(x.Name, shape, x.Format, cli.Bytes(x.Bytes), x.Shard, x.Read, note)
+		t.Add(clean(x.Name), shape, x.Format, cli.Bytes(x.Bytes), clean(x.Shard), x.Read, clean(note))
 	}
 	_, err := t.WriteTo(w)
 	return err
