@@ -45,7 +45,7 @@ DATA float480<>+28(SB)/4, $0x43f00000
 GLOBL float480<>(SB), RODATA|NOPTR, $32
 
 // func f32By1AVX512(t *byte)
-// Requires: AVX, AVX512F, AVX512VL, CMOV, MMX+
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·f32By1AVX512(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -65,16 +65,11 @@ TEXT ·f32By1AVX512(SB), NOSPLIT, $0-8
 line:
 	CMPQ        R9, $0x10
 	JL          chunk
-	CMPQ        R9, 136(AX)
-	CMOVQLE     128(AX), R10
-	LEAQ        (CX)(R8*4), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (DX)(R8*4), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (BX)(R8*4), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (SI)(R8*4), R11
-	PREFETCHT0  (R11)(R10*1)
+	PREFETCHT1  (R10)
+	PREFETCHT1  64(R10)
+	PREFETCHT1  128(R10)
+	PREFETCHT1  192(R10)
+	ADDQ        $0x00000100, R10
 	VMOVUPS     (CX)(R8*4), Z16
 	VMOVUPS     (DX)(R8*4), Z17
 	VMOVUPS     (BX)(R8*4), Z18
@@ -107,7 +102,7 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	MOVL        152(AX), CX
+	MOVL        136(AX), CX
 	KMOVW       CX, K1
 	MOVQ        32(AX), CX
 	VMOVUPS     (CX), Z16
@@ -124,7 +119,7 @@ rest:
 	VFMADD231PS Z20, Z19, K1, Z3
 
 sums:
-	MOVQ          144(AX), AX
+	MOVQ          128(AX), AX
 	VEXTRACTF64X4 $0x01, Z0, Y20
 	VADDPS        Y20, Y0, Y20
 	VEXTRACTF32X4 $0x01, Y20, X21
@@ -165,7 +160,7 @@ sums:
 	RET
 
 // func f32By2AVX512(t *byte)
-// Requires: AVX, AVX512F, AVX512VL, CMOV, MMX+
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·f32By2AVX512(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -190,16 +185,11 @@ TEXT ·f32By2AVX512(SB), NOSPLIT, $0-8
 line:
 	CMPQ        R10, $0x10
 	JL          chunk
-	CMPQ        R10, 136(AX)
-	CMOVQLE     128(AX), R11
-	LEAQ        (CX)(R9*4), R12
-	PREFETCHT0  (R12)(R11*1)
-	LEAQ        (DX)(R9*4), R12
-	PREFETCHT0  (R12)(R11*1)
-	LEAQ        (BX)(R9*4), R12
-	PREFETCHT0  (R12)(R11*1)
-	LEAQ        (SI)(R9*4), R12
-	PREFETCHT0  (R12)(R11*1)
+	PREFETCHT1  (R11)
+	PREFETCHT1  64(R11)
+	PREFETCHT1  128(R11)
+	PREFETCHT1  192(R11)
+	ADDQ        $0x00000100, R11
 	VMOVUPS     (CX)(R9*4), Z16
 	VMOVUPS     (DX)(R9*4), Z17
 	VMOVUPS     (BX)(R9*4), Z18
@@ -242,7 +232,7 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	MOVL        152(AX), CX
+	MOVL        136(AX), CX
 	KMOVW       CX, K1
 	MOVQ        32(AX), CX
 	VMOVUPS     (CX), Z16
@@ -264,7 +254,7 @@ rest:
 	VFMADD231PS Z20, Z19, K1, Z7
 
 sums:
-	MOVQ          144(AX), AX
+	MOVQ          128(AX), AX
 	VEXTRACTF64X4 $0x01, Z0, Y20
 	VADDPS        Y20, Y0, Y20
 	VEXTRACTF32X4 $0x01, Y20, X21
@@ -341,7 +331,7 @@ sums:
 	RET
 
 // func f32By4AVX512(t *byte)
-// Requires: AVX, AVX512F, AVX512VL, CMOV, MMX+
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·f32By4AVX512(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -376,16 +366,11 @@ TEXT ·f32By4AVX512(SB), NOSPLIT, $0-8
 line:
 	CMPQ        R12, $0x10
 	JL          chunk
-	CMPQ        R12, 136(AX)
-	CMOVQLE     128(AX), R13
-	LEAQ        (CX)(R11*4), R14
-	PREFETCHT0  (R14)(R13*1)
-	LEAQ        (DX)(R11*4), R14
-	PREFETCHT0  (R14)(R13*1)
-	LEAQ        (BX)(R11*4), R14
-	PREFETCHT0  (R14)(R13*1)
-	LEAQ        (SI)(R11*4), R14
-	PREFETCHT0  (R14)(R13*1)
+	PREFETCHT1  (R13)
+	PREFETCHT1  64(R13)
+	PREFETCHT1  128(R13)
+	PREFETCHT1  192(R13)
+	ADDQ        $0x00000100, R13
 	VMOVUPS     (CX)(R11*4), Z16
 	VMOVUPS     (DX)(R11*4), Z17
 	VMOVUPS     (BX)(R11*4), Z18
@@ -448,7 +433,7 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	MOVL        152(AX), CX
+	MOVL        136(AX), CX
 	KMOVW       CX, K1
 	MOVQ        32(AX), CX
 	VMOVUPS     (CX), Z16
@@ -480,7 +465,7 @@ rest:
 	VFMADD231PS Z20, Z19, K1, Z15
 
 sums:
-	MOVQ          144(AX), AX
+	MOVQ          128(AX), AX
 	VEXTRACTF64X4 $0x01, Z0, Y20
 	VADDPS        Y20, Y0, Y20
 	VEXTRACTF32X4 $0x01, Y20, X21
@@ -629,7 +614,7 @@ sums:
 	RET
 
 // func f32By1AVX2(t *byte)
-// Requires: AVX, CMOV, FMA3, MMX+
+// Requires: AVX, FMA3, MMX+
 TEXT ·f32By1AVX2(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -653,16 +638,11 @@ TEXT ·f32By1AVX2(SB), NOSPLIT, $0-8
 line:
 	CMPQ        R9, $0x10
 	JL          chunk
-	CMPQ        R9, 136(AX)
-	CMOVQLE     128(AX), R10
-	LEAQ        (CX)(R8*4), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (DX)(R8*4), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (BX)(R8*4), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (SI)(R8*4), R11
-	PREFETCHT0  (R11)(R10*1)
+	PREFETCHT1  (R10)
+	PREFETCHT1  64(R10)
+	PREFETCHT1  128(R10)
+	PREFETCHT1  192(R10)
+	ADDQ        $0x00000100, R10
 	VMOVUPS     (CX)(R8*4), Y8
 	VMOVUPS     (DX)(R8*4), Y9
 	VMOVUPS     (BX)(R8*4), Y10
@@ -713,7 +693,7 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	VMOVUPS     156(AX), Y14
+	VMOVUPS     140(AX), Y14
 	MOVQ        32(AX), CX
 	VMOVUPS     (CX), Y8
 	MOVQ        40(AX), CX
@@ -735,7 +715,7 @@ rest:
 	VMOVAPS     Y6, Y13
 	VFMADD231PS Y12, Y11, Y13
 	VBLENDVPS   Y14, Y13, Y6, Y6
-	VMOVUPS     188(AX), Y14
+	VMOVUPS     172(AX), Y14
 	MOVQ        32(AX), CX
 	VMOVUPS     32(CX), Y8
 	MOVQ        40(AX), CX
@@ -759,7 +739,7 @@ rest:
 	VBLENDVPS   Y14, Y13, Y7, Y7
 
 sums:
-	MOVQ         144(AX), AX
+	MOVQ         128(AX), AX
 	VADDPS       Y1, Y0, Y12
 	VEXTRACTF128 $0x01, Y12, X13
 	VADDPS       X13, X12, X12
@@ -796,7 +776,7 @@ sums:
 	RET
 
 // func f32By2AVX2(t *byte)
-// Requires: AVX, CMOV, FMA3, MMX+
+// Requires: AVX, FMA3, MMX+
 TEXT ·f32By2AVX2(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -819,12 +799,9 @@ TEXT ·f32By2AVX2(SB), NOSPLIT, $0-8
 line:
 	CMPQ        R8, $0x10
 	JL          chunk
-	CMPQ        R8, 136(AX)
-	CMOVQLE     128(AX), R9
-	LEAQ        (CX)(DI*4), R10
-	PREFETCHT0  (R10)(R9*1)
-	LEAQ        (DX)(DI*4), R10
-	PREFETCHT0  (R10)(R9*1)
+	PREFETCHT1  (R9)
+	PREFETCHT1  64(R9)
+	ADDQ        $0x00000080, R9
 	VMOVUPS     (CX)(DI*4), Y8
 	VMOVUPS     (DX)(DI*4), Y9
 	VMOVUPS     (SI)(DI*4), Y12
@@ -871,7 +848,7 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	VMOVUPS     156(AX), Y14
+	VMOVUPS     140(AX), Y14
 	MOVQ        32(AX), CX
 	VMOVUPS     (CX), Y8
 	MOVQ        40(AX), CX
@@ -890,7 +867,7 @@ rest:
 	VMOVAPS     Y6, Y13
 	VFMADD231PS Y12, Y9, Y13
 	VBLENDVPS   Y14, Y13, Y6, Y6
-	VMOVUPS     188(AX), Y14
+	VMOVUPS     172(AX), Y14
 	MOVQ        32(AX), CX
 	VMOVUPS     32(CX), Y8
 	MOVQ        40(AX), CX
@@ -911,7 +888,7 @@ rest:
 	VBLENDVPS   Y14, Y13, Y7, Y7
 
 sums:
-	MOVQ         144(AX), AX
+	MOVQ         128(AX), AX
 	VADDPS       Y1, Y0, Y12
 	VEXTRACTF128 $0x01, Y12, X13
 	VADDPS       X13, X12, X12
@@ -948,7 +925,7 @@ sums:
 	RET
 
 // func bf16By1AVX512(t *byte)
-// Requires: AVX, AVX512F, AVX512VL, CMOV, MMX+
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·bf16By1AVX512(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -968,16 +945,11 @@ TEXT ·bf16By1AVX512(SB), NOSPLIT, $0-8
 line:
 	CMPQ        R9, $0x20
 	JL          chunk
-	CMPQ        R9, 136(AX)
-	CMOVQLE     128(AX), R10
-	LEAQ        (CX)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (DX)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (BX)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (SI)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
+	PREFETCHT1  (R10)
+	PREFETCHT1  64(R10)
+	PREFETCHT1  128(R10)
+	PREFETCHT1  192(R10)
+	ADDQ        $0x00000100, R10
 	VPMOVZXWD   (CX)(R8*2), Z16
 	VPSLLD      $0x10, Z16, Z16
 	VPMOVZXWD   (DX)(R8*2), Z17
@@ -1031,7 +1003,7 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	MOVL        152(AX), CX
+	MOVL        136(AX), CX
 	KMOVW       CX, K1
 	MOVQ        32(AX), CX
 	VPMOVZXWD   (CX), Z16
@@ -1052,7 +1024,7 @@ rest:
 	VFMADD231PS Z20, Z19, K1, Z3
 
 sums:
-	MOVQ          144(AX), AX
+	MOVQ          128(AX), AX
 	VEXTRACTF64X4 $0x01, Z0, Y20
 	VADDPS        Y20, Y0, Y20
 	VEXTRACTF32X4 $0x01, Y20, X21
@@ -1093,7 +1065,7 @@ sums:
 	RET
 
 // func bf16By2AVX512(t *byte)
-// Requires: AVX, AVX512F, AVX512VL, CMOV, MMX+
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·bf16By2AVX512(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -1118,16 +1090,11 @@ TEXT ·bf16By2AVX512(SB), NOSPLIT, $0-8
 line:
 	CMPQ        R10, $0x20
 	JL          chunk
-	CMPQ        R10, 136(AX)
-	CMOVQLE     128(AX), R11
-	LEAQ        (CX)(R9*2), R12
-	PREFETCHT0  (R12)(R11*1)
-	LEAQ        (DX)(R9*2), R12
-	PREFETCHT0  (R12)(R11*1)
-	LEAQ        (BX)(R9*2), R12
-	PREFETCHT0  (R12)(R11*1)
-	LEAQ        (SI)(R9*2), R12
-	PREFETCHT0  (R12)(R11*1)
+	PREFETCHT1  (R11)
+	PREFETCHT1  64(R11)
+	PREFETCHT1  128(R11)
+	PREFETCHT1  192(R11)
+	ADDQ        $0x00000100, R11
 	VPMOVZXWD   (CX)(R9*2), Z16
 	VPSLLD      $0x10, Z16, Z16
 	VPMOVZXWD   (DX)(R9*2), Z17
@@ -1196,7 +1163,7 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	MOVL        152(AX), CX
+	MOVL        136(AX), CX
 	KMOVW       CX, K1
 	MOVQ        32(AX), CX
 	VPMOVZXWD   (CX), Z16
@@ -1222,7 +1189,7 @@ rest:
 	VFMADD231PS Z20, Z19, K1, Z7
 
 sums:
-	MOVQ          144(AX), AX
+	MOVQ          128(AX), AX
 	VEXTRACTF64X4 $0x01, Z0, Y20
 	VADDPS        Y20, Y0, Y20
 	VEXTRACTF32X4 $0x01, Y20, X21
@@ -1299,7 +1266,7 @@ sums:
 	RET
 
 // func bf16By4AVX512(t *byte)
-// Requires: AVX, AVX512F, AVX512VL, CMOV, MMX+
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·bf16By4AVX512(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -1334,16 +1301,11 @@ TEXT ·bf16By4AVX512(SB), NOSPLIT, $0-8
 line:
 	CMPQ        R12, $0x20
 	JL          chunk
-	CMPQ        R12, 136(AX)
-	CMOVQLE     128(AX), R13
-	LEAQ        (CX)(R11*2), R14
-	PREFETCHT0  (R14)(R13*1)
-	LEAQ        (DX)(R11*2), R14
-	PREFETCHT0  (R14)(R13*1)
-	LEAQ        (BX)(R11*2), R14
-	PREFETCHT0  (R14)(R13*1)
-	LEAQ        (SI)(R11*2), R14
-	PREFETCHT0  (R14)(R13*1)
+	PREFETCHT1  (R13)
+	PREFETCHT1  64(R13)
+	PREFETCHT1  128(R13)
+	PREFETCHT1  192(R13)
+	ADDQ        $0x00000100, R13
 	VPMOVZXWD   (CX)(R11*2), Z16
 	VPSLLD      $0x10, Z16, Z16
 	VPMOVZXWD   (DX)(R11*2), Z17
@@ -1442,7 +1404,7 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	MOVL        152(AX), CX
+	MOVL        136(AX), CX
 	KMOVW       CX, K1
 	MOVQ        32(AX), CX
 	VPMOVZXWD   (CX), Z16
@@ -1478,7 +1440,7 @@ rest:
 	VFMADD231PS Z20, Z19, K1, Z15
 
 sums:
-	MOVQ          144(AX), AX
+	MOVQ          128(AX), AX
 	VEXTRACTF64X4 $0x01, Z0, Y20
 	VADDPS        Y20, Y0, Y20
 	VEXTRACTF32X4 $0x01, Y20, X21
@@ -1627,7 +1589,7 @@ sums:
 	RET
 
 // func bf16By1AVX2(t *byte)
-// Requires: AVX, AVX2, CMOV, FMA3, MMX+
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·bf16By1AVX2(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -1651,16 +1613,11 @@ TEXT ·bf16By1AVX2(SB), NOSPLIT, $0-8
 line:
 	CMPQ        R9, $0x20
 	JL          chunk
-	CMPQ        R9, 136(AX)
-	CMOVQLE     128(AX), R10
-	LEAQ        (CX)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (DX)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (BX)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (SI)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
+	PREFETCHT1  (R10)
+	PREFETCHT1  64(R10)
+	PREFETCHT1  128(R10)
+	PREFETCHT1  192(R10)
+	ADDQ        $0x00000100, R10
 	VPMOVZXWD   (CX)(R8*2), Y8
 	VPSLLD      $0x10, Y8, Y8
 	VPMOVZXWD   (DX)(R8*2), Y9
@@ -1753,7 +1710,7 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	VMOVUPS     156(AX), Y14
+	VMOVUPS     140(AX), Y14
 	MOVQ        32(AX), CX
 	VPMOVZXWD   (CX), Y8
 	VPSLLD      $0x10, Y8, Y8
@@ -1779,7 +1736,7 @@ rest:
 	VMOVAPS     Y6, Y13
 	VFMADD231PS Y12, Y11, Y13
 	VBLENDVPS   Y14, Y13, Y6, Y6
-	VMOVUPS     188(AX), Y14
+	VMOVUPS     172(AX), Y14
 	MOVQ        32(AX), CX
 	VPMOVZXWD   16(CX), Y8
 	VPSLLD      $0x10, Y8, Y8
@@ -1807,7 +1764,7 @@ rest:
 	VBLENDVPS   Y14, Y13, Y7, Y7
 
 sums:
-	MOVQ         144(AX), AX
+	MOVQ         128(AX), AX
 	VADDPS       Y1, Y0, Y12
 	VEXTRACTF128 $0x01, Y12, X13
 	VADDPS       X13, X12, X12
@@ -1844,7 +1801,7 @@ sums:
 	RET
 
 // func bf16By2AVX2(t *byte)
-// Requires: AVX, AVX2, CMOV, FMA3, MMX+
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·bf16By2AVX2(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -1867,12 +1824,9 @@ TEXT ·bf16By2AVX2(SB), NOSPLIT, $0-8
 line:
 	CMPQ        R8, $0x20
 	JL          chunk
-	CMPQ        R8, 136(AX)
-	CMOVQLE     128(AX), R9
-	LEAQ        (CX)(DI*2), R10
-	PREFETCHT0  (R10)(R9*1)
-	LEAQ        (DX)(DI*2), R10
-	PREFETCHT0  (R10)(R9*1)
+	PREFETCHT1  (R9)
+	PREFETCHT1  64(R9)
+	ADDQ        $0x00000080, R9
 	VPMOVZXWD   (CX)(DI*2), Y8
 	VPSLLD      $0x10, Y8, Y8
 	VPMOVZXWD   (DX)(DI*2), Y9
@@ -1947,7 +1901,7 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	VMOVUPS     156(AX), Y14
+	VMOVUPS     140(AX), Y14
 	MOVQ        32(AX), CX
 	VPMOVZXWD   (CX), Y8
 	VPSLLD      $0x10, Y8, Y8
@@ -1968,7 +1922,7 @@ rest:
 	VMOVAPS     Y6, Y13
 	VFMADD231PS Y12, Y9, Y13
 	VBLENDVPS   Y14, Y13, Y6, Y6
-	VMOVUPS     188(AX), Y14
+	VMOVUPS     172(AX), Y14
 	MOVQ        32(AX), CX
 	VPMOVZXWD   16(CX), Y8
 	VPSLLD      $0x10, Y8, Y8
@@ -1991,7 +1945,7 @@ rest:
 	VBLENDVPS   Y14, Y13, Y7, Y7
 
 sums:
-	MOVQ         144(AX), AX
+	MOVQ         128(AX), AX
 	VADDPS       Y1, Y0, Y12
 	VEXTRACTF128 $0x01, Y12, X13
 	VADDPS       X13, X12, X12
@@ -2028,7 +1982,7 @@ sums:
 	RET
 
 // func f16By1AVX512(t *byte)
-// Requires: AVX, AVX512F, AVX512VL, CMOV, MMX+
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·f16By1AVX512(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -2048,16 +2002,11 @@ TEXT ·f16By1AVX512(SB), NOSPLIT, $0-8
 line:
 	CMPQ        R9, $0x20
 	JL          chunk
-	CMPQ        R9, 136(AX)
-	CMOVQLE     128(AX), R10
-	LEAQ        (CX)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (DX)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (BX)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (SI)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
+	PREFETCHT1  (R10)
+	PREFETCHT1  64(R10)
+	PREFETCHT1  128(R10)
+	PREFETCHT1  192(R10)
+	ADDQ        $0x00000100, R10
 	VCVTPH2PS   (CX)(R8*2), Z16
 	VCVTPH2PS   (DX)(R8*2), Z17
 	VCVTPH2PS   (BX)(R8*2), Z18
@@ -2099,7 +2048,7 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	MOVL        152(AX), CX
+	MOVL        136(AX), CX
 	KMOVW       CX, K1
 	MOVQ        32(AX), CX
 	VCVTPH2PS   (CX), Z16
@@ -2116,7 +2065,7 @@ rest:
 	VFMADD231PS Z20, Z19, K1, Z3
 
 sums:
-	MOVQ          144(AX), AX
+	MOVQ          128(AX), AX
 	VEXTRACTF64X4 $0x01, Z0, Y20
 	VADDPS        Y20, Y0, Y20
 	VEXTRACTF32X4 $0x01, Y20, X21
@@ -2157,7 +2106,7 @@ sums:
 	RET
 
 // func f16By2AVX512(t *byte)
-// Requires: AVX, AVX512F, AVX512VL, CMOV, MMX+
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·f16By2AVX512(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -2182,16 +2131,11 @@ TEXT ·f16By2AVX512(SB), NOSPLIT, $0-8
 line:
 	CMPQ        R10, $0x20
 	JL          chunk
-	CMPQ        R10, 136(AX)
-	CMOVQLE     128(AX), R11
-	LEAQ        (CX)(R9*2), R12
-	PREFETCHT0  (R12)(R11*1)
-	LEAQ        (DX)(R9*2), R12
-	PREFETCHT0  (R12)(R11*1)
-	LEAQ        (BX)(R9*2), R12
-	PREFETCHT0  (R12)(R11*1)
-	LEAQ        (SI)(R9*2), R12
-	PREFETCHT0  (R12)(R11*1)
+	PREFETCHT1  (R11)
+	PREFETCHT1  64(R11)
+	PREFETCHT1  128(R11)
+	PREFETCHT1  192(R11)
+	ADDQ        $0x00000100, R11
 	VCVTPH2PS   (CX)(R9*2), Z16
 	VCVTPH2PS   (DX)(R9*2), Z17
 	VCVTPH2PS   (BX)(R9*2), Z18
@@ -2248,7 +2192,7 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	MOVL        152(AX), CX
+	MOVL        136(AX), CX
 	KMOVW       CX, K1
 	MOVQ        32(AX), CX
 	VCVTPH2PS   (CX), Z16
@@ -2270,7 +2214,7 @@ rest:
 	VFMADD231PS Z20, Z19, K1, Z7
 
 sums:
-	MOVQ          144(AX), AX
+	MOVQ          128(AX), AX
 	VEXTRACTF64X4 $0x01, Z0, Y20
 	VADDPS        Y20, Y0, Y20
 	VEXTRACTF32X4 $0x01, Y20, X21
@@ -2347,7 +2291,7 @@ sums:
 	RET
 
 // func f16By4AVX512(t *byte)
-// Requires: AVX, AVX512F, AVX512VL, CMOV, MMX+
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·f16By4AVX512(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -2382,16 +2326,11 @@ TEXT ·f16By4AVX512(SB), NOSPLIT, $0-8
 line:
 	CMPQ        R12, $0x20
 	JL          chunk
-	CMPQ        R12, 136(AX)
-	CMOVQLE     128(AX), R13
-	LEAQ        (CX)(R11*2), R14
-	PREFETCHT0  (R14)(R13*1)
-	LEAQ        (DX)(R11*2), R14
-	PREFETCHT0  (R14)(R13*1)
-	LEAQ        (BX)(R11*2), R14
-	PREFETCHT0  (R14)(R13*1)
-	LEAQ        (SI)(R11*2), R14
-	PREFETCHT0  (R14)(R13*1)
+	PREFETCHT1  (R13)
+	PREFETCHT1  64(R13)
+	PREFETCHT1  128(R13)
+	PREFETCHT1  192(R13)
+	ADDQ        $0x00000100, R13
 	VCVTPH2PS   (CX)(R11*2), Z16
 	VCVTPH2PS   (DX)(R11*2), Z17
 	VCVTPH2PS   (BX)(R11*2), Z18
@@ -2478,7 +2417,7 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	MOVL        152(AX), CX
+	MOVL        136(AX), CX
 	KMOVW       CX, K1
 	MOVQ        32(AX), CX
 	VCVTPH2PS   (CX), Z16
@@ -2510,7 +2449,7 @@ rest:
 	VFMADD231PS Z20, Z19, K1, Z15
 
 sums:
-	MOVQ          144(AX), AX
+	MOVQ          128(AX), AX
 	VEXTRACTF64X4 $0x01, Z0, Y20
 	VADDPS        Y20, Y0, Y20
 	VEXTRACTF32X4 $0x01, Y20, X21
@@ -2659,7 +2598,7 @@ sums:
 	RET
 
 // func f16By1AVX2(t *byte)
-// Requires: AVX, CMOV, F16C, FMA3, MMX+
+// Requires: AVX, F16C, FMA3, MMX+
 TEXT ·f16By1AVX2(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -2683,16 +2622,11 @@ TEXT ·f16By1AVX2(SB), NOSPLIT, $0-8
 line:
 	CMPQ        R9, $0x20
 	JL          chunk
-	CMPQ        R9, 136(AX)
-	CMOVQLE     128(AX), R10
-	LEAQ        (CX)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (DX)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (BX)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
-	LEAQ        (SI)(R8*2), R11
-	PREFETCHT0  (R11)(R10*1)
+	PREFETCHT1  (R10)
+	PREFETCHT1  64(R10)
+	PREFETCHT1  128(R10)
+	PREFETCHT1  192(R10)
+	ADDQ        $0x00000100, R10
 	VCVTPH2PS   (CX)(R8*2), Y8
 	VCVTPH2PS   (DX)(R8*2), Y9
 	VCVTPH2PS   (BX)(R8*2), Y10
@@ -2761,7 +2695,7 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	VMOVUPS     156(AX), Y14
+	VMOVUPS     140(AX), Y14
 	MOVQ        32(AX), CX
 	VCVTPH2PS   (CX), Y8
 	MOVQ        40(AX), CX
@@ -2783,7 +2717,7 @@ rest:
 	VMOVAPS     Y6, Y13
 	VFMADD231PS Y12, Y11, Y13
 	VBLENDVPS   Y14, Y13, Y6, Y6
-	VMOVUPS     188(AX), Y14
+	VMOVUPS     172(AX), Y14
 	MOVQ        32(AX), CX
 	VCVTPH2PS   16(CX), Y8
 	MOVQ        40(AX), CX
@@ -2807,7 +2741,7 @@ rest:
 	VBLENDVPS   Y14, Y13, Y7, Y7
 
 sums:
-	MOVQ         144(AX), AX
+	MOVQ         128(AX), AX
 	VADDPS       Y1, Y0, Y12
 	VEXTRACTF128 $0x01, Y12, X13
 	VADDPS       X13, X12, X12
@@ -2844,7 +2778,7 @@ sums:
 	RET
 
 // func f16By2AVX2(t *byte)
-// Requires: AVX, CMOV, F16C, FMA3, MMX+
+// Requires: AVX, F16C, FMA3, MMX+
 TEXT ·f16By2AVX2(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -2867,12 +2801,9 @@ TEXT ·f16By2AVX2(SB), NOSPLIT, $0-8
 line:
 	CMPQ        R8, $0x20
 	JL          chunk
-	CMPQ        R8, 136(AX)
-	CMOVQLE     128(AX), R9
-	LEAQ        (CX)(DI*2), R10
-	PREFETCHT0  (R10)(R9*1)
-	LEAQ        (DX)(DI*2), R10
-	PREFETCHT0  (R10)(R9*1)
+	PREFETCHT1  (R9)
+	PREFETCHT1  64(R9)
+	ADDQ        $0x00000080, R9
 	VCVTPH2PS   (CX)(DI*2), Y8
 	VCVTPH2PS   (DX)(DI*2), Y9
 	VMOVUPS     (SI)(DI*4), Y12
@@ -2935,7 +2866,7 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	VMOVUPS     156(AX), Y14
+	VMOVUPS     140(AX), Y14
 	MOVQ        32(AX), CX
 	VCVTPH2PS   (CX), Y8
 	MOVQ        40(AX), CX
@@ -2954,7 +2885,7 @@ rest:
 	VMOVAPS     Y6, Y13
 	VFMADD231PS Y12, Y9, Y13
 	VBLENDVPS   Y14, Y13, Y6, Y6
-	VMOVUPS     188(AX), Y14
+	VMOVUPS     172(AX), Y14
 	MOVQ        32(AX), CX
 	VCVTPH2PS   16(CX), Y8
 	MOVQ        40(AX), CX
@@ -2975,7 +2906,7 @@ rest:
 	VBLENDVPS   Y14, Y13, Y7, Y7
 
 sums:
-	MOVQ         144(AX), AX
+	MOVQ         128(AX), AX
 	VADDPS       Y1, Y0, Y12
 	VEXTRACTF128 $0x01, Y12, X13
 	VADDPS       X13, X12, X12
@@ -3012,7 +2943,7 @@ sums:
 	RET
 
 // func fp8By1AVX512(t *byte)
-// Requires: AVX, AVX2, AVX512DQ, AVX512F, AVX512VL, CMOV, MMX+
+// Requires: AVX, AVX2, AVX512DQ, AVX512F, AVX512VL, MMX+
 TEXT ·fp8By1AVX512(SB), NOSPLIT, $0-8
 	MOVQ         t+0(FP), AX
 	MOVQ         (AX), CX
@@ -3036,16 +2967,11 @@ TEXT ·fp8By1AVX512(SB), NOSPLIT, $0-8
 line:
 	CMPQ         R9, $0x40
 	JL           chunk
-	CMPQ         R9, 136(AX)
-	CMOVQLE      128(AX), R10
-	LEAQ         (CX)(R8*1), R11
-	PREFETCHT0   (R11)(R10*1)
-	LEAQ         (DX)(R8*1), R11
-	PREFETCHT0   (R11)(R10*1)
-	LEAQ         (BX)(R8*1), R11
-	PREFETCHT0   (R11)(R10*1)
-	LEAQ         (SI)(R8*1), R11
-	PREFETCHT0   (R11)(R10*1)
+	PREFETCHT1   (R10)
+	PREFETCHT1   64(R10)
+	PREFETCHT1   128(R10)
+	PREFETCHT1   192(R10)
+	ADDQ         $0x00000100, R10
 	MOVQ         R8, R11
 	SHRQ         $0x07, R11
 	MOVQ         88(AX), R12
@@ -3305,7 +3231,7 @@ chunk:
 rest:
 	CMPQ         80(AX), $0x00
 	JE           sums
-	MOVL         152(AX), CX
+	MOVL         136(AX), CX
 	KMOVW        CX, K1
 	MOVQ         R8, CX
 	SHRQ         $0x07, CX
@@ -3368,7 +3294,7 @@ rest:
 	VFMADD231PS  Z20, Z19, K1, Z3
 
 sums:
-	MOVQ          144(AX), AX
+	MOVQ          128(AX), AX
 	VEXTRACTF64X4 $0x01, Z0, Y20
 	VADDPS        Y20, Y0, Y20
 	VEXTRACTF32X4 $0x01, Y20, X21
@@ -3409,7 +3335,7 @@ sums:
 	RET
 
 // func fp8By2AVX512(t *byte)
-// Requires: AVX, AVX2, AVX512DQ, AVX512F, AVX512VL, CMOV, MMX+
+// Requires: AVX, AVX2, AVX512DQ, AVX512F, AVX512VL, MMX+
 TEXT ·fp8By2AVX512(SB), NOSPLIT, $0-8
 	MOVQ         t+0(FP), AX
 	MOVQ         (AX), CX
@@ -3438,16 +3364,11 @@ TEXT ·fp8By2AVX512(SB), NOSPLIT, $0-8
 line:
 	CMPQ         R10, $0x40
 	JL           chunk
-	CMPQ         R10, 136(AX)
-	CMOVQLE      128(AX), R11
-	LEAQ         (CX)(R9*1), R12
-	PREFETCHT0   (R12)(R11*1)
-	LEAQ         (DX)(R9*1), R12
-	PREFETCHT0   (R12)(R11*1)
-	LEAQ         (BX)(R9*1), R12
-	PREFETCHT0   (R12)(R11*1)
-	LEAQ         (SI)(R9*1), R12
-	PREFETCHT0   (R12)(R11*1)
+	PREFETCHT1   (R11)
+	PREFETCHT1   64(R11)
+	PREFETCHT1   128(R11)
+	PREFETCHT1   192(R11)
+	ADDQ         $0x00000100, R11
 	MOVQ         R9, R12
 	SHRQ         $0x07, R12
 	MOVQ         88(AX), R13
@@ -3732,7 +3653,7 @@ chunk:
 rest:
 	CMPQ         80(AX), $0x00
 	JE           sums
-	MOVL         152(AX), CX
+	MOVL         136(AX), CX
 	KMOVW        CX, K1
 	MOVQ         R9, CX
 	SHRQ         $0x07, CX
@@ -3800,7 +3721,7 @@ rest:
 	VFMADD231PS  Z20, Z19, K1, Z7
 
 sums:
-	MOVQ          144(AX), AX
+	MOVQ          128(AX), AX
 	VEXTRACTF64X4 $0x01, Z0, Y20
 	VADDPS        Y20, Y0, Y20
 	VEXTRACTF32X4 $0x01, Y20, X21
@@ -3877,7 +3798,7 @@ sums:
 	RET
 
 // func fp8By4AVX512(t *byte)
-// Requires: AVX, AVX2, AVX512DQ, AVX512F, AVX512VL, CMOV, MMX+
+// Requires: AVX, AVX2, AVX512DQ, AVX512F, AVX512VL, MMX+
 TEXT ·fp8By4AVX512(SB), NOSPLIT, $0-8
 	MOVQ         t+0(FP), AX
 	MOVQ         (AX), CX
@@ -3916,16 +3837,11 @@ TEXT ·fp8By4AVX512(SB), NOSPLIT, $0-8
 line:
 	CMPQ         R12, $0x40
 	JL           chunk
-	CMPQ         R12, 136(AX)
-	CMOVQLE      128(AX), R13
-	LEAQ         (CX)(R11*1), R14
-	PREFETCHT0   (R14)(R13*1)
-	LEAQ         (DX)(R11*1), R14
-	PREFETCHT0   (R14)(R13*1)
-	LEAQ         (BX)(R11*1), R14
-	PREFETCHT0   (R14)(R13*1)
-	LEAQ         (SI)(R11*1), R14
-	PREFETCHT0   (R14)(R13*1)
+	PREFETCHT1   (R13)
+	PREFETCHT1   64(R13)
+	PREFETCHT1   128(R13)
+	PREFETCHT1   192(R13)
+	ADDQ         $0x00000100, R13
 	MOVQ         R11, R14
 	SHRQ         $0x07, R14
 	MOVQ         88(AX), R15
@@ -4260,7 +4176,7 @@ chunk:
 rest:
 	CMPQ         80(AX), $0x00
 	JE           sums
-	MOVL         152(AX), CX
+	MOVL         136(AX), CX
 	KMOVW        CX, K1
 	MOVQ         R11, CX
 	SHRQ         $0x07, CX
@@ -4338,7 +4254,7 @@ rest:
 	VFMADD231PS  Z20, Z19, K1, Z15
 
 sums:
-	MOVQ          144(AX), AX
+	MOVQ          128(AX), AX
 	VEXTRACTF64X4 $0x01, Z0, Y20
 	VADDPS        Y20, Y0, Y20
 	VEXTRACTF32X4 $0x01, Y20, X21
@@ -4487,7 +4403,7 @@ sums:
 	RET
 
 // func fp8By1AVX2(t *byte)
-// Requires: AVX, CMOV, F16C, FMA3, MMX+
+// Requires: AVX, F16C, FMA3, MMX+
 TEXT ·fp8By1AVX2(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -4511,16 +4427,11 @@ TEXT ·fp8By1AVX2(SB), NOSPLIT, $0-8
 line:
 	CMPQ         R9, $0x40
 	JL           chunk
-	CMPQ         R9, 136(AX)
-	CMOVQLE      128(AX), R10
-	LEAQ         (CX)(R8*1), R11
-	PREFETCHT0   (R11)(R10*1)
-	LEAQ         (DX)(R8*1), R11
-	PREFETCHT0   (R11)(R10*1)
-	LEAQ         (BX)(R8*1), R11
-	PREFETCHT0   (R11)(R10*1)
-	LEAQ         (SI)(R8*1), R11
-	PREFETCHT0   (R11)(R10*1)
+	PREFETCHT1   (R10)
+	PREFETCHT1   64(R10)
+	PREFETCHT1   128(R10)
+	PREFETCHT1   192(R10)
+	ADDQ         $0x00000100, R10
 	MOVQ         R8, R11
 	SHRQ         $0x07, R11
 	MOVQ         88(AX), R12
@@ -5145,7 +5056,7 @@ chunk:
 rest:
 	CMPQ         80(AX), $0x00
 	JE           sums
-	VMOVUPS      156(AX), Y14
+	VMOVUPS      140(AX), Y14
 	MOVQ         32(AX), CX
 	MOVQ         R8, DX
 	SHRQ         $0x07, DX
@@ -5219,7 +5130,7 @@ rest:
 	VMOVAPS      Y6, Y13
 	VFMADD231PS  Y12, Y11, Y13
 	VBLENDVPS    Y14, Y13, Y6, Y6
-	VMOVUPS      188(AX), Y14
+	VMOVUPS      172(AX), Y14
 	MOVQ         32(AX), CX
 	MOVQ         R8, DX
 	SHRQ         $0x07, DX
@@ -5295,7 +5206,7 @@ rest:
 	VBLENDVPS    Y14, Y13, Y7, Y7
 
 sums:
-	MOVQ         144(AX), AX
+	MOVQ         128(AX), AX
 	VADDPS       Y1, Y0, Y12
 	VEXTRACTF128 $0x01, Y12, X13
 	VADDPS       X13, X12, X12
@@ -5332,7 +5243,7 @@ sums:
 	RET
 
 // func fp8By2AVX2(t *byte)
-// Requires: AVX, CMOV, F16C, FMA3, MMX+
+// Requires: AVX, F16C, FMA3, MMX+
 TEXT ·fp8By2AVX2(SB), NOSPLIT, $0-8
 	MOVQ   t+0(FP), AX
 	MOVQ   (AX), CX
@@ -5355,12 +5266,9 @@ TEXT ·fp8By2AVX2(SB), NOSPLIT, $0-8
 line:
 	CMPQ         R8, $0x40
 	JL           chunk
-	CMPQ         R8, 136(AX)
-	CMOVQLE      128(AX), R9
-	LEAQ         (CX)(DI*1), R10
-	PREFETCHT0   (R10)(R9*1)
-	LEAQ         (DX)(DI*1), R10
-	PREFETCHT0   (R10)(R9*1)
+	PREFETCHT1   (R9)
+	PREFETCHT1   64(R9)
+	ADDQ         $0x00000080, R9
 	MOVQ         DI, R10
 	SHRQ         $0x07, R10
 	MOVQ         88(AX), R11
@@ -5715,7 +5623,7 @@ chunk:
 rest:
 	CMPQ         80(AX), $0x00
 	JE           sums
-	VMOVUPS      156(AX), Y14
+	VMOVUPS      140(AX), Y14
 	MOVQ         32(AX), CX
 	MOVQ         DI, DX
 	SHRQ         $0x07, DX
@@ -5760,7 +5668,7 @@ rest:
 	VMOVAPS      Y6, Y13
 	VFMADD231PS  Y12, Y9, Y13
 	VBLENDVPS    Y14, Y13, Y6, Y6
-	VMOVUPS      188(AX), Y14
+	VMOVUPS      172(AX), Y14
 	MOVQ         32(AX), CX
 	MOVQ         DI, DX
 	SHRQ         $0x07, DX
@@ -5807,7 +5715,7 @@ rest:
 	VBLENDVPS    Y14, Y13, Y7, Y7
 
 sums:
-	MOVQ         144(AX), AX
+	MOVQ         128(AX), AX
 	VADDPS       Y1, Y0, Y12
 	VEXTRACTF128 $0x01, Y12, X13
 	VADDPS       X13, X12, X12
@@ -5844,38 +5752,36 @@ sums:
 	RET
 
 // func readAVX512(p *byte, lines int) uint64
-// Requires: AVX, AVX512F, MMX+
+// Requires: AVX, AVX512F
 TEXT ·readAVX512(SB), NOSPLIT, $0-24
 	MOVQ   p+0(FP), AX
 	MOVQ   lines+8(FP), CX
 	VPXORD Z0, Z0, Z0
 
 line:
-	PREFETCHT0 4096(AX)
-	VPADDQ     (AX), Z0, Z0
-	ADDQ       $0x40, AX
-	DECQ       CX
-	JNZ        line
-	VMOVQ      X0, AX
+	VPADDQ (AX), Z0, Z0
+	ADDQ   $0x40, AX
+	DECQ   CX
+	JNZ    line
+	VMOVQ  X0, AX
 	VZEROUPPER
-	MOVQ       AX, ret+16(FP)
+	MOVQ   AX, ret+16(FP)
 	RET
 
 // func readAVX2(p *byte, lines int) uint64
-// Requires: AVX, AVX2, MMX+
+// Requires: AVX, AVX2
 TEXT ·readAVX2(SB), NOSPLIT, $0-24
 	MOVQ  p+0(FP), AX
 	MOVQ  lines+8(FP), CX
 	VPXOR Y0, Y0, Y0
 
 line:
-	PREFETCHT0 4096(AX)
-	VPADDQ     (AX), Y0, Y0
-	VPADDQ     32(AX), Y0, Y0
-	ADDQ       $0x40, AX
-	DECQ       CX
-	JNZ        line
-	VMOVQ      X0, AX
+	VPADDQ (AX), Y0, Y0
+	VPADDQ 32(AX), Y0, Y0
+	ADDQ   $0x40, AX
+	DECQ   CX
+	JNZ    line
+	VMOVQ  X0, AX
 	VZEROUPPER
-	MOVQ       AX, ret+16(FP)
+	MOVQ   AX, ret+16(FP)
 	RET

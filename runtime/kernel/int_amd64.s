@@ -77,7 +77,7 @@ DATA spreadFours<>+60(SB)/4, $0x00000003
 GLOBL spreadFours<>(SB), RODATA|NOPTR, $64
 
 // func int4RowAVX512(t *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, MMX+
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·int4RowAVX512(SB), NOSPLIT, $0-8
 	MOVQ         t+0(FP), AX
 	MOVL         $0x0f0f0f0f, CX
@@ -85,7 +85,7 @@ TEXT ·int4RowAVX512(SB), NOSPLIT, $0-8
 	MOVL         $0x00010001, CX
 	VPBROADCASTD CX, Z31
 	VMOVDQU32    stripeOrder<>+0(SB), Z30
-	MOVQ         184(AX), CX
+	MOVQ         176(AX), CX
 	MOVQ         136(AX), DX
 	VPXOR        Y0, Y0, Y0
 
@@ -101,16 +101,22 @@ clear:
 	XORQ    SI, SI
 	MOVQ    144(AX), DX
 	MOVQ    160(AX), DI
+	MOVQ    168(AX), R8
 	TESTQ   DX, DX
 	JZ      rest
 
 quad:
-	CMPQ       DX, 176(AX)
-	CMOVQLE    168(AX), DI
+	PREFETCHT1 (DI)
+	PREFETCHT1 64(DI)
+	PREFETCHT1 128(DI)
+	PREFETCHT1 192(DI)
+	PREFETCHT1 256(DI)
+	PREFETCHT1 320(DI)
+	PREFETCHT1 384(DI)
+	PREFETCHT1 448(DI)
+	ADDQ       $0x00000200, DI
 	MOVQ       (AX), R8
 	ADDQ       CX, R8
-	PREFETCHT0 (R8)(DI*1)
-	PREFETCHT0 64(R8)(DI*1)
 	VMOVDQU32  (R8), Z20
 	VPANDD     Z29, Z20, Z0
 	VPSRLD     $0x04, Z20, Z20
@@ -121,8 +127,6 @@ quad:
 	VPANDD     Z29, Z20, Z3
 	MOVQ       8(AX), R8
 	ADDQ       CX, R8
-	PREFETCHT0 (R8)(DI*1)
-	PREFETCHT0 64(R8)(DI*1)
 	VMOVDQU32  (R8), Z20
 	VPANDD     Z29, Z20, Z4
 	VPSRLD     $0x04, Z20, Z20
@@ -133,8 +137,6 @@ quad:
 	VPANDD     Z29, Z20, Z7
 	MOVQ       16(AX), R8
 	ADDQ       CX, R8
-	PREFETCHT0 (R8)(DI*1)
-	PREFETCHT0 64(R8)(DI*1)
 	VMOVDQU32  (R8), Z20
 	VPANDD     Z29, Z20, Z8
 	VPSRLD     $0x04, Z20, Z20
@@ -145,8 +147,6 @@ quad:
 	VPANDD     Z29, Z20, Z11
 	MOVQ       24(AX), R8
 	ADDQ       CX, R8
-	PREFETCHT0 (R8)(DI*1)
-	PREFETCHT0 64(R8)(DI*1)
 	VMOVDQU32  (R8), Z20
 	VPANDD     Z29, Z20, Z12
 	VPSRLD     $0x04, Z20, Z20
@@ -156,7 +156,7 @@ quad:
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z15
 	MOVQ       128(AX), R8
-	MOVQ       184(AX), R9
+	MOVQ       176(AX), R9
 	MOVQ       136(AX), R10
 
 vector:
@@ -270,7 +270,7 @@ rest:
 	VPSRLD    $0x04, Z20, Z20
 	VPANDD    Z29, Z20, Z15
 	MOVQ      128(AX), CX
-	MOVQ      184(AX), DX
+	MOVQ      176(AX), DX
 	MOVQ      136(AX), DI
 
 lastvector:
@@ -335,9 +335,9 @@ lastvector:
 
 sums:
 	VMOVDQU32 everyFourth<>+0(SB), Z30
-	VMOVUPS   200(AX), X1
-	MOVQ      184(AX), CX
-	MOVQ      192(AX), DX
+	VMOVUPS   192(AX), X1
+	MOVQ      176(AX), CX
+	MOVQ      184(AX), DX
 	MOVQ      136(AX), AX
 
 out:
@@ -357,7 +357,7 @@ out:
 	RET
 
 // func int4G64AVX512(t *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, MMX+
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·int4G64AVX512(SB), NOSPLIT, $0-8
 	MOVQ         t+0(FP), AX
 	MOVL         $0x0f0f0f0f, CX
@@ -365,7 +365,7 @@ TEXT ·int4G64AVX512(SB), NOSPLIT, $0-8
 	MOVL         $0x00010001, CX
 	VPBROADCASTD CX, Z31
 	VMOVDQU32    stripeOrder<>+0(SB), Z30
-	MOVQ         184(AX), CX
+	MOVQ         176(AX), CX
 	MOVQ         136(AX), DX
 	VPXOR        Y0, Y0, Y0
 
@@ -381,78 +381,80 @@ clear:
 	XORQ    SI, SI
 	MOVQ    144(AX), DI
 	MOVQ    160(AX), R8
+	MOVQ    168(AX), R9
 	TESTQ   DI, DI
 	JZ      rest
 
 quad:
-	CMPQ         DI, 176(AX)
-	CMOVQLE      168(AX), R8
-	MOVQ         (AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VMOVDQU32    (R9), Z20
+	PREFETCHT1   (R8)
+	PREFETCHT1   64(R8)
+	PREFETCHT1   128(R8)
+	PREFETCHT1   192(R8)
+	PREFETCHT1   256(R8)
+	PREFETCHT1   320(R8)
+	PREFETCHT1   384(R8)
+	PREFETCHT1   448(R8)
+	ADDQ         $0x00000200, R8
+	PREFETCHT1   (R9)
+	ADDQ         $0x00000040, R9
+	MOVQ         (AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z0
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z1
-	VMOVDQU32    64(R9), Z20
+	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z2
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z3
-	MOVQ         8(AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VMOVDQU32    (R9), Z20
+	MOVQ         8(AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z4
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z5
-	VMOVDQU32    64(R9), Z20
+	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z6
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z7
-	MOVQ         16(AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VMOVDQU32    (R9), Z20
+	MOVQ         16(AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z8
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z9
-	VMOVDQU32    64(R9), Z20
+	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z10
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z11
-	MOVQ         24(AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VMOVDQU32    (R9), Z20
+	MOVQ         24(AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z12
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z13
-	VMOVDQU32    64(R9), Z20
+	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z14
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z15
-	MOVQ         64(AX), R9
-	VMOVUPS      (R9)(DX*1), X28
-	MOVQ         72(AX), R9
-	VINSERTF32X4 $0x01, (R9)(DX*1), Z28, Z28
-	MOVQ         80(AX), R9
-	VINSERTF32X4 $0x02, (R9)(DX*1), Z28, Z28
-	MOVQ         88(AX), R9
-	VINSERTF32X4 $0x03, (R9)(DX*1), Z28, Z28
-	MOVQ         128(AX), R9
-	MOVQ         184(AX), R10
-	MOVQ         136(AX), R11
+	MOVQ         64(AX), R10
+	VMOVUPS      (R10)(DX*1), X28
+	MOVQ         72(AX), R10
+	VINSERTF32X4 $0x01, (R10)(DX*1), Z28, Z28
+	MOVQ         80(AX), R10
+	VINSERTF32X4 $0x02, (R10)(DX*1), Z28, Z28
+	MOVQ         88(AX), R10
+	VINSERTF32X4 $0x03, (R10)(DX*1), Z28, Z28
+	MOVQ         128(AX), R10
+	MOVQ         176(AX), R11
+	MOVQ         136(AX), R12
 
 vector:
-	MOVQ            64(R9), R12
-	VMOVDQU32       (R12)(BX*1), Z16
-	VMOVDQU32       64(R12)(BX*1), Z17
-	VMOVDQU32       128(R12)(BX*1), Z18
-	VMOVDQU32       192(R12)(BX*1), Z19
+	MOVQ            64(R10), R13
+	VMOVDQU32       (R13)(BX*1), Z16
+	VMOVDQU32       64(R13)(BX*1), Z17
+	VMOVDQU32       128(R13)(BX*1), Z18
+	VMOVDQU32       192(R13)(BX*1), Z19
 	VPXORD          Z20, Z20, Z20
 	VPXORD          Z21, Z21, Z21
 	VPXORD          Z22, Z22, Z22
@@ -493,19 +495,19 @@ vector:
 	VSHUFI32X4      $0xdd, Z24, Z20, Z22
 	VPADDD          Z21, Z22, Z21
 	VPERMD          Z21, Z30, Z21
-	MOVQ            88(R9), R12
-	VBROADCASTI32X4 (R12)(SI*1), Z22
+	MOVQ            88(R10), R13
+	VBROADCASTI32X4 (R13)(SI*1), Z22
 	VPSUBD          Z22, Z21, Z21
 	VCVTDQ2PS       Z21, Z21
-	MOVQ            40(R9), R12
-	VBROADCASTF32X4 (R12)(SI*1), Z23
+	MOVQ            40(R10), R13
+	VBROADCASTF32X4 (R13)(SI*1), Z23
 	VMULPS          Z23, Z28, Z23
-	VMOVUPS         (R10), Z20
+	VMOVUPS         (R11), Z20
 	VFMADD231PS     Z23, Z21, Z20
-	VMOVUPS         Z20, (R10)
-	ADDQ            $0x70, R9
-	ADDQ            $0x40, R10
-	DECQ            R11
+	VMOVUPS         Z20, (R11)
+	ADDQ            $0x70, R10
+	ADDQ            $0x40, R11
+	DECQ            R12
 	JNZ             vector
 	ADDQ            $0x00000080, CX
 	ADDQ            $0x10, DX
@@ -568,7 +570,7 @@ rest:
 	MOVQ         120(AX), CX
 	VINSERTF32X4 $0x03, (CX)(DX*1), Z28, Z28
 	MOVQ         128(AX), CX
-	MOVQ         184(AX), DX
+	MOVQ         176(AX), DX
 	MOVQ         136(AX), DI
 
 lastvector:
@@ -634,9 +636,9 @@ lastvector:
 
 sums:
 	VMOVDQU32 everyFourth<>+0(SB), Z30
-	VMOVUPS   200(AX), X1
-	MOVQ      184(AX), CX
-	MOVQ      192(AX), DX
+	VMOVUPS   192(AX), X1
+	MOVQ      176(AX), CX
+	MOVQ      184(AX), DX
 	MOVQ      136(AX), AX
 
 out:
@@ -656,7 +658,7 @@ out:
 	RET
 
 // func int4G128AVX512(t *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, MMX+
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·int4G128AVX512(SB), NOSPLIT, $0-8
 	MOVQ         t+0(FP), AX
 	MOVL         $0x0f0f0f0f, CX
@@ -664,7 +666,7 @@ TEXT ·int4G128AVX512(SB), NOSPLIT, $0-8
 	MOVL         $0x00010001, CX
 	VPBROADCASTD CX, Z31
 	VMOVDQU32    stripeOrder<>+0(SB), Z30
-	MOVQ         184(AX), CX
+	MOVQ         176(AX), CX
 	MOVQ         136(AX), DX
 	VPXOR        Y0, Y0, Y0
 
@@ -680,81 +682,83 @@ clear:
 	XORQ    SI, SI
 	MOVQ    144(AX), DI
 	MOVQ    160(AX), R8
+	MOVQ    168(AX), R9
 	TESTQ   DI, DI
 	JZ      rest
 
 quad:
-	CMPQ         DI, 176(AX)
-	CMOVQLE      168(AX), R8
-	MOVQ         (AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VMOVDQU32    (R9), Z20
+	PREFETCHT1   (R8)
+	PREFETCHT1   64(R8)
+	PREFETCHT1   128(R8)
+	PREFETCHT1   192(R8)
+	PREFETCHT1   256(R8)
+	PREFETCHT1   320(R8)
+	PREFETCHT1   384(R8)
+	PREFETCHT1   448(R8)
+	ADDQ         $0x00000200, R8
+	PREFETCHT1   (R9)
+	ADDQ         $0x00000020, R9
+	MOVQ         (AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z0
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z1
-	VMOVDQU32    64(R9), Z20
+	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z2
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z3
-	MOVQ         8(AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VMOVDQU32    (R9), Z20
+	MOVQ         8(AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z4
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z5
-	VMOVDQU32    64(R9), Z20
+	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z6
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z7
-	MOVQ         16(AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VMOVDQU32    (R9), Z20
+	MOVQ         16(AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z8
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z9
-	VMOVDQU32    64(R9), Z20
+	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z10
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z11
-	MOVQ         24(AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VMOVDQU32    (R9), Z20
+	MOVQ         24(AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z12
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z13
-	VMOVDQU32    64(R9), Z20
+	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z14
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z15
-	MOVQ         64(AX), R9
-	VMOVSD       (R9)(DX*1), X28
-	MOVQ         72(AX), R9
-	VMOVHPS      (R9)(DX*1), X28, X28
-	MOVQ         80(AX), R9
-	VMOVSD       (R9)(DX*1), X23
-	MOVQ         88(AX), R9
-	VMOVHPS      (R9)(DX*1), X23, X23
+	MOVQ         64(AX), R10
+	VMOVSD       (R10)(DX*1), X28
+	MOVQ         72(AX), R10
+	VMOVHPS      (R10)(DX*1), X28, X28
+	MOVQ         80(AX), R10
+	VMOVSD       (R10)(DX*1), X23
+	MOVQ         88(AX), R10
+	VMOVHPS      (R10)(DX*1), X23, X23
 	VINSERTF32X4 $0x01, X23, Z28, Z28
 	VMOVDQU32    spreadPairs<>+0(SB), Z23
 	VPERMPS      Z28, Z23, Z28
-	MOVQ         128(AX), R9
-	MOVQ         184(AX), R10
-	MOVQ         136(AX), R11
+	MOVQ         128(AX), R10
+	MOVQ         176(AX), R11
+	MOVQ         136(AX), R12
 
 vector:
-	MOVQ            64(R9), R12
-	VMOVDQU32       (R12)(BX*1), Z16
-	VMOVDQU32       64(R12)(BX*1), Z17
-	VMOVDQU32       128(R12)(BX*1), Z18
-	VMOVDQU32       192(R12)(BX*1), Z19
+	MOVQ            64(R10), R13
+	VMOVDQU32       (R13)(BX*1), Z16
+	VMOVDQU32       64(R13)(BX*1), Z17
+	VMOVDQU32       128(R13)(BX*1), Z18
+	VMOVDQU32       192(R13)(BX*1), Z19
 	VPXORD          Z20, Z20, Z20
 	VPXORD          Z21, Z21, Z21
 	VPXORD          Z22, Z22, Z22
@@ -795,19 +799,19 @@ vector:
 	VSHUFI32X4      $0xdd, Z24, Z20, Z22
 	VPADDD          Z21, Z22, Z21
 	VPERMD          Z21, Z30, Z21
-	MOVQ            88(R9), R12
-	VBROADCASTI32X4 (R12)(SI*1), Z22
+	MOVQ            88(R10), R13
+	VBROADCASTI32X4 (R13)(SI*1), Z22
 	VPSUBD          Z22, Z21, Z21
 	VCVTDQ2PS       Z21, Z21
-	MOVQ            40(R9), R12
-	VBROADCASTF32X4 (R12)(SI*1), Z23
+	MOVQ            40(R10), R13
+	VBROADCASTF32X4 (R13)(SI*1), Z23
 	VMULPS          Z23, Z28, Z23
-	VMOVUPS         (R10), Z20
+	VMOVUPS         (R11), Z20
 	VFMADD231PS     Z23, Z21, Z20
-	VMOVUPS         Z20, (R10)
-	ADDQ            $0x70, R9
-	ADDQ            $0x40, R10
-	DECQ            R11
+	VMOVUPS         Z20, (R11)
+	ADDQ            $0x70, R10
+	ADDQ            $0x40, R11
+	DECQ            R12
 	JNZ             vector
 	ADDQ            $0x00000080, CX
 	ADDQ            $0x08, DX
@@ -870,7 +874,7 @@ rest:
 	MOVQ         120(AX), CX
 	VINSERTF32X4 $0x03, (CX)(DX*1), Z28, Z28
 	MOVQ         128(AX), CX
-	MOVQ         184(AX), DX
+	MOVQ         176(AX), DX
 	MOVQ         136(AX), DI
 
 lastvector:
@@ -936,9 +940,9 @@ lastvector:
 
 sums:
 	VMOVDQU32 everyFourth<>+0(SB), Z30
-	VMOVUPS   200(AX), X1
-	MOVQ      184(AX), CX
-	MOVQ      192(AX), DX
+	VMOVUPS   192(AX), X1
+	MOVQ      176(AX), CX
+	MOVQ      184(AX), DX
 	MOVQ      136(AX), AX
 
 out:
@@ -958,7 +962,7 @@ out:
 	RET
 
 // func int4G256AVX512(t *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, MMX+
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·int4G256AVX512(SB), NOSPLIT, $0-8
 	MOVQ         t+0(FP), AX
 	MOVL         $0x0f0f0f0f, CX
@@ -966,7 +970,7 @@ TEXT ·int4G256AVX512(SB), NOSPLIT, $0-8
 	MOVL         $0x00010001, CX
 	VPBROADCASTD CX, Z31
 	VMOVDQU32    stripeOrder<>+0(SB), Z30
-	MOVQ         184(AX), CX
+	MOVQ         176(AX), CX
 	MOVQ         136(AX), DX
 	VPXOR        Y0, Y0, Y0
 
@@ -982,80 +986,82 @@ clear:
 	XORQ    SI, SI
 	MOVQ    144(AX), DI
 	MOVQ    160(AX), R8
+	MOVQ    168(AX), R9
 	TESTQ   DI, DI
 	JZ      rest
 
 quad:
-	CMPQ       DI, 176(AX)
-	CMOVQLE    168(AX), R8
-	MOVQ       (AX), R9
-	ADDQ       CX, R9
-	PREFETCHT0 (R9)(R8*1)
-	PREFETCHT0 64(R9)(R8*1)
-	VMOVDQU32  (R9), Z20
+	PREFETCHT1 (R8)
+	PREFETCHT1 64(R8)
+	PREFETCHT1 128(R8)
+	PREFETCHT1 192(R8)
+	PREFETCHT1 256(R8)
+	PREFETCHT1 320(R8)
+	PREFETCHT1 384(R8)
+	PREFETCHT1 448(R8)
+	ADDQ       $0x00000200, R8
+	PREFETCHT1 (R9)
+	ADDQ       $0x00000010, R9
+	MOVQ       (AX), R10
+	ADDQ       CX, R10
+	VMOVDQU32  (R10), Z20
 	VPANDD     Z29, Z20, Z0
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z1
-	VMOVDQU32  64(R9), Z20
+	VMOVDQU32  64(R10), Z20
 	VPANDD     Z29, Z20, Z2
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z3
-	MOVQ       8(AX), R9
-	ADDQ       CX, R9
-	PREFETCHT0 (R9)(R8*1)
-	PREFETCHT0 64(R9)(R8*1)
-	VMOVDQU32  (R9), Z20
+	MOVQ       8(AX), R10
+	ADDQ       CX, R10
+	VMOVDQU32  (R10), Z20
 	VPANDD     Z29, Z20, Z4
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z5
-	VMOVDQU32  64(R9), Z20
+	VMOVDQU32  64(R10), Z20
 	VPANDD     Z29, Z20, Z6
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z7
-	MOVQ       16(AX), R9
-	ADDQ       CX, R9
-	PREFETCHT0 (R9)(R8*1)
-	PREFETCHT0 64(R9)(R8*1)
-	VMOVDQU32  (R9), Z20
+	MOVQ       16(AX), R10
+	ADDQ       CX, R10
+	VMOVDQU32  (R10), Z20
 	VPANDD     Z29, Z20, Z8
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z9
-	VMOVDQU32  64(R9), Z20
+	VMOVDQU32  64(R10), Z20
 	VPANDD     Z29, Z20, Z10
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z11
-	MOVQ       24(AX), R9
-	ADDQ       CX, R9
-	PREFETCHT0 (R9)(R8*1)
-	PREFETCHT0 64(R9)(R8*1)
-	VMOVDQU32  (R9), Z20
+	MOVQ       24(AX), R10
+	ADDQ       CX, R10
+	VMOVDQU32  (R10), Z20
 	VPANDD     Z29, Z20, Z12
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z13
-	VMOVDQU32  64(R9), Z20
+	VMOVDQU32  64(R10), Z20
 	VPANDD     Z29, Z20, Z14
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z15
-	MOVQ       64(AX), R9
-	VMOVSS     (R9)(DX*1), X28
-	MOVQ       72(AX), R9
-	VINSERTPS  $0x10, (R9)(DX*1), X28, X28
-	MOVQ       80(AX), R9
-	VINSERTPS  $0x20, (R9)(DX*1), X28, X28
-	MOVQ       88(AX), R9
-	VINSERTPS  $0x30, (R9)(DX*1), X28, X28
+	MOVQ       64(AX), R10
+	VMOVSS     (R10)(DX*1), X28
+	MOVQ       72(AX), R10
+	VINSERTPS  $0x10, (R10)(DX*1), X28, X28
+	MOVQ       80(AX), R10
+	VINSERTPS  $0x20, (R10)(DX*1), X28, X28
+	MOVQ       88(AX), R10
+	VINSERTPS  $0x30, (R10)(DX*1), X28, X28
 	VMOVDQU32  spreadFours<>+0(SB), Z23
 	VPERMPS    Z28, Z23, Z28
-	MOVQ       128(AX), R9
-	MOVQ       184(AX), R10
-	MOVQ       136(AX), R11
+	MOVQ       128(AX), R10
+	MOVQ       176(AX), R11
+	MOVQ       136(AX), R12
 
 vector:
-	MOVQ            64(R9), R12
-	VMOVDQU32       (R12)(BX*1), Z16
-	VMOVDQU32       64(R12)(BX*1), Z17
-	VMOVDQU32       128(R12)(BX*1), Z18
-	VMOVDQU32       192(R12)(BX*1), Z19
+	MOVQ            64(R10), R13
+	VMOVDQU32       (R13)(BX*1), Z16
+	VMOVDQU32       64(R13)(BX*1), Z17
+	VMOVDQU32       128(R13)(BX*1), Z18
+	VMOVDQU32       192(R13)(BX*1), Z19
 	VPXORD          Z20, Z20, Z20
 	VPXORD          Z21, Z21, Z21
 	VPXORD          Z22, Z22, Z22
@@ -1096,19 +1102,19 @@ vector:
 	VSHUFI32X4      $0xdd, Z24, Z20, Z22
 	VPADDD          Z21, Z22, Z21
 	VPERMD          Z21, Z30, Z21
-	MOVQ            88(R9), R12
-	VBROADCASTI32X4 (R12)(SI*1), Z22
+	MOVQ            88(R10), R13
+	VBROADCASTI32X4 (R13)(SI*1), Z22
 	VPSUBD          Z22, Z21, Z21
 	VCVTDQ2PS       Z21, Z21
-	MOVQ            40(R9), R12
-	VBROADCASTF32X4 (R12)(SI*1), Z23
+	MOVQ            40(R10), R13
+	VBROADCASTF32X4 (R13)(SI*1), Z23
 	VMULPS          Z23, Z28, Z23
-	VMOVUPS         (R10), Z20
+	VMOVUPS         (R11), Z20
 	VFMADD231PS     Z23, Z21, Z20
-	VMOVUPS         Z20, (R10)
-	ADDQ            $0x70, R9
-	ADDQ            $0x40, R10
-	DECQ            R11
+	VMOVUPS         Z20, (R11)
+	ADDQ            $0x70, R10
+	ADDQ            $0x40, R11
+	DECQ            R12
 	JNZ             vector
 	ADDQ            $0x00000080, CX
 	ADDQ            $0x04, DX
@@ -1171,7 +1177,7 @@ rest:
 	MOVQ         120(AX), CX
 	VINSERTF32X4 $0x03, (CX)(DX*1), Z28, Z28
 	MOVQ         128(AX), CX
-	MOVQ         184(AX), DX
+	MOVQ         176(AX), DX
 	MOVQ         136(AX), DI
 
 lastvector:
@@ -1237,9 +1243,9 @@ lastvector:
 
 sums:
 	VMOVDQU32 everyFourth<>+0(SB), Z30
-	VMOVUPS   200(AX), X1
-	MOVQ      184(AX), CX
-	MOVQ      192(AX), DX
+	VMOVUPS   192(AX), X1
+	MOVQ      176(AX), CX
+	MOVQ      184(AX), DX
 	MOVQ      136(AX), AX
 
 out:
@@ -1259,7 +1265,7 @@ out:
 	RET
 
 // func int2RowAVX512(t *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, CMOV, MMX+
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·int2RowAVX512(SB), NOSPLIT, $0-8
 	MOVQ         t+0(FP), AX
 	MOVL         $0x03030303, CX
@@ -1267,7 +1273,7 @@ TEXT ·int2RowAVX512(SB), NOSPLIT, $0-8
 	MOVL         $0x00010001, CX
 	VPBROADCASTD CX, Z31
 	VMOVDQU32    stripeOrder<>+0(SB), Z30
-	MOVQ         184(AX), CX
+	MOVQ         176(AX), CX
 	MOVQ         136(AX), DX
 	VPXOR        Y0, Y0, Y0
 
@@ -1283,15 +1289,18 @@ clear:
 	XORQ    SI, SI
 	MOVQ    144(AX), DX
 	MOVQ    160(AX), DI
+	MOVQ    168(AX), R8
 	TESTQ   DX, DX
 	JZ      rest
 
 quad:
-	CMPQ       DX, 176(AX)
-	CMOVQLE    168(AX), DI
+	PREFETCHT1 (DI)
+	PREFETCHT1 64(DI)
+	PREFETCHT1 128(DI)
+	PREFETCHT1 192(DI)
+	ADDQ       $0x00000100, DI
 	MOVQ       (AX), R8
 	ADDQ       CX, R8
-	PREFETCHT0 (R8)(DI*1)
 	VPMOVZXBW  (R8), Z20
 	VPSLLW     $0x04, Z20, Z21
 	VPORD      Z21, Z20, Z20
@@ -1306,7 +1315,6 @@ quad:
 	VPANDD     Z29, Z20, Z3
 	MOVQ       8(AX), R8
 	ADDQ       CX, R8
-	PREFETCHT0 (R8)(DI*1)
 	VPMOVZXBW  (R8), Z20
 	VPSLLW     $0x04, Z20, Z21
 	VPORD      Z21, Z20, Z20
@@ -1321,7 +1329,6 @@ quad:
 	VPANDD     Z29, Z20, Z7
 	MOVQ       16(AX), R8
 	ADDQ       CX, R8
-	PREFETCHT0 (R8)(DI*1)
 	VPMOVZXBW  (R8), Z20
 	VPSLLW     $0x04, Z20, Z21
 	VPORD      Z21, Z20, Z20
@@ -1336,7 +1343,6 @@ quad:
 	VPANDD     Z29, Z20, Z11
 	MOVQ       24(AX), R8
 	ADDQ       CX, R8
-	PREFETCHT0 (R8)(DI*1)
 	VPMOVZXBW  (R8), Z20
 	VPSLLW     $0x04, Z20, Z21
 	VPORD      Z21, Z20, Z20
@@ -1350,7 +1356,7 @@ quad:
 	VPSRLW     $0x02, Z20, Z20
 	VPANDD     Z29, Z20, Z15
 	MOVQ       128(AX), R8
-	MOVQ       184(AX), R9
+	MOVQ       176(AX), R9
 	MOVQ       136(AX), R10
 
 vector:
@@ -1481,7 +1487,7 @@ rest:
 	VPSRLW    $0x02, Z20, Z20
 	VPANDD    Z29, Z20, Z15
 	MOVQ      128(AX), CX
-	MOVQ      184(AX), DX
+	MOVQ      176(AX), DX
 	MOVQ      136(AX), DI
 
 lastvector:
@@ -1547,9 +1553,9 @@ lastvector:
 
 sums:
 	VMOVDQU32 everyFourth<>+0(SB), Z30
-	VMOVUPS   200(AX), X1
-	MOVQ      184(AX), CX
-	MOVQ      192(AX), DX
+	VMOVUPS   192(AX), X1
+	MOVQ      176(AX), CX
+	MOVQ      184(AX), DX
 	MOVQ      136(AX), AX
 
 out:
@@ -1569,7 +1575,7 @@ out:
 	RET
 
 // func int3G64AVX512(t *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, BMI2, CMOV, MMX+
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, BMI2, MMX+
 TEXT ·int3G64AVX512(SB), NOSPLIT, $0-8
 	MOVQ         t+0(FP), AX
 	MOVL         $0x03030303, CX
@@ -1577,7 +1583,7 @@ TEXT ·int3G64AVX512(SB), NOSPLIT, $0-8
 	MOVL         $0x00010001, CX
 	VPBROADCASTD CX, Z31
 	VMOVDQU32    stripeOrder<>+0(SB), Z30
-	MOVQ         184(AX), CX
+	MOVQ         176(AX), CX
 	MOVQ         136(AX), DX
 	VPXOR        Y0, Y0, Y0
 
@@ -1593,256 +1599,256 @@ clear:
 	XORQ    SI, SI
 	MOVQ    144(AX), DI
 	MOVQ    160(AX), R8
+	MOVQ    168(AX), R9
 	TESTQ   DI, DI
 	JZ      rest
 
 quad:
-	CMPQ         DI, 176(AX)
-	CMOVQLE      168(AX), R8
-	MOVL         $0x04040404, R9
-	VPBROADCASTD R9, Z22
-	MOVQ         (AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VMOVDQU32    (R9), X20
-	VINSERTI32X4 $0x01, 24(R9), Y20, Y20
+	PREFETCHT1   (R8)
+	PREFETCHT1   64(R8)
+	PREFETCHT1   128(R8)
+	PREFETCHT1   192(R8)
+	PREFETCHT1   256(R8)
+	PREFETCHT1   320(R8)
+	ADDQ         $0x00000180, R8
+	PREFETCHT1   (R9)
+	ADDQ         $0x00000040, R9
+	MOVL         $0x04040404, R10
+	VPBROADCASTD R10, Z22
+	MOVQ         (AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), X20
+	VINSERTI32X4 $0x01, 24(R10), Y20, Y20
 	VPMOVZXBW    Y20, Z20
 	VPSLLW       $0x04, Z20, Z21
 	VPORD        Z21, Z20, Z20
 	VPANDD       Z29, Z20, Z0
 	VPSRLW       $0x02, Z20, Z20
 	VPANDD       Z29, Z20, Z1
-	MOVQ         $0x5555555555555555, R12
-	MOVQ         16(R9), R10
-	PEXTQ        R12, R10, R10
-	MOVQ         40(R9), R11
-	PEXTQ        R12, R11, R11
-	SHLQ         $0x20, R11
-	ORQ          R11, R10
-	KMOVQ        R10, K1
+	MOVQ         $0x5555555555555555, R13
+	MOVQ         16(R10), R11
+	PEXTQ        R13, R11, R11
+	MOVQ         40(R10), R12
+	PEXTQ        R13, R12, R12
+	SHLQ         $0x20, R12
+	ORQ          R12, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z0, K1, Z0
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R12
-	MOVQ         16(R9), R10
-	PEXTQ        R12, R10, R10
-	MOVQ         40(R9), R11
-	PEXTQ        R12, R11, R11
-	SHLQ         $0x20, R11
-	ORQ          R11, R10
-	KMOVQ        R10, K1
+	MOVQ         $0xaaaaaaaaaaaaaaaa, R13
+	MOVQ         16(R10), R11
+	PEXTQ        R13, R11, R11
+	MOVQ         40(R10), R12
+	PEXTQ        R13, R12, R12
+	SHLQ         $0x20, R12
+	ORQ          R12, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z1, K1, Z1
-	VMOVDQU32    48(R9), X20
-	VINSERTI32X4 $0x01, 72(R9), Y20, Y20
+	VMOVDQU32    48(R10), X20
+	VINSERTI32X4 $0x01, 72(R10), Y20, Y20
 	VPMOVZXBW    Y20, Z20
 	VPSLLW       $0x04, Z20, Z21
 	VPORD        Z21, Z20, Z20
 	VPANDD       Z29, Z20, Z2
 	VPSRLW       $0x02, Z20, Z20
 	VPANDD       Z29, Z20, Z3
-	MOVQ         $0x5555555555555555, R12
-	MOVQ         64(R9), R10
-	PEXTQ        R12, R10, R10
-	MOVQ         88(R9), R11
-	PEXTQ        R12, R11, R11
-	SHLQ         $0x20, R11
-	ORQ          R11, R10
-	KMOVQ        R10, K1
+	MOVQ         $0x5555555555555555, R13
+	MOVQ         64(R10), R11
+	PEXTQ        R13, R11, R11
+	MOVQ         88(R10), R12
+	PEXTQ        R13, R12, R12
+	SHLQ         $0x20, R12
+	ORQ          R12, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z2, K1, Z2
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R11
-	MOVQ         64(R9), R10
-	PEXTQ        R11, R10, R10
-	MOVQ         88(R9), R9
-	PEXTQ        R11, R9, R9
-	SHLQ         $0x20, R9
-	ORQ          R9, R10
-	KMOVQ        R10, K1
+	MOVQ         $0xaaaaaaaaaaaaaaaa, R12
+	MOVQ         64(R10), R11
+	PEXTQ        R12, R11, R11
+	MOVQ         88(R10), R10
+	PEXTQ        R12, R10, R10
+	SHLQ         $0x20, R10
+	ORQ          R10, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z3, K1, Z3
-	MOVQ         8(AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VMOVDQU32    (R9), X20
-	VINSERTI32X4 $0x01, 24(R9), Y20, Y20
+	MOVQ         8(AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), X20
+	VINSERTI32X4 $0x01, 24(R10), Y20, Y20
 	VPMOVZXBW    Y20, Z20
 	VPSLLW       $0x04, Z20, Z21
 	VPORD        Z21, Z20, Z20
 	VPANDD       Z29, Z20, Z4
 	VPSRLW       $0x02, Z20, Z20
 	VPANDD       Z29, Z20, Z5
-	MOVQ         $0x5555555555555555, R12
-	MOVQ         16(R9), R10
-	PEXTQ        R12, R10, R10
-	MOVQ         40(R9), R11
-	PEXTQ        R12, R11, R11
-	SHLQ         $0x20, R11
-	ORQ          R11, R10
-	KMOVQ        R10, K1
+	MOVQ         $0x5555555555555555, R13
+	MOVQ         16(R10), R11
+	PEXTQ        R13, R11, R11
+	MOVQ         40(R10), R12
+	PEXTQ        R13, R12, R12
+	SHLQ         $0x20, R12
+	ORQ          R12, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z4, K1, Z4
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R12
-	MOVQ         16(R9), R10
-	PEXTQ        R12, R10, R10
-	MOVQ         40(R9), R11
-	PEXTQ        R12, R11, R11
-	SHLQ         $0x20, R11
-	ORQ          R11, R10
-	KMOVQ        R10, K1
+	MOVQ         $0xaaaaaaaaaaaaaaaa, R13
+	MOVQ         16(R10), R11
+	PEXTQ        R13, R11, R11
+	MOVQ         40(R10), R12
+	PEXTQ        R13, R12, R12
+	SHLQ         $0x20, R12
+	ORQ          R12, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z5, K1, Z5
-	VMOVDQU32    48(R9), X20
-	VINSERTI32X4 $0x01, 72(R9), Y20, Y20
+	VMOVDQU32    48(R10), X20
+	VINSERTI32X4 $0x01, 72(R10), Y20, Y20
 	VPMOVZXBW    Y20, Z20
 	VPSLLW       $0x04, Z20, Z21
 	VPORD        Z21, Z20, Z20
 	VPANDD       Z29, Z20, Z6
 	VPSRLW       $0x02, Z20, Z20
 	VPANDD       Z29, Z20, Z7
-	MOVQ         $0x5555555555555555, R12
-	MOVQ         64(R9), R10
-	PEXTQ        R12, R10, R10
-	MOVQ         88(R9), R11
-	PEXTQ        R12, R11, R11
-	SHLQ         $0x20, R11
-	ORQ          R11, R10
-	KMOVQ        R10, K1
+	MOVQ         $0x5555555555555555, R13
+	MOVQ         64(R10), R11
+	PEXTQ        R13, R11, R11
+	MOVQ         88(R10), R12
+	PEXTQ        R13, R12, R12
+	SHLQ         $0x20, R12
+	ORQ          R12, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z6, K1, Z6
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R11
-	MOVQ         64(R9), R10
-	PEXTQ        R11, R10, R10
-	MOVQ         88(R9), R9
-	PEXTQ        R11, R9, R9
-	SHLQ         $0x20, R9
-	ORQ          R9, R10
-	KMOVQ        R10, K1
+	MOVQ         $0xaaaaaaaaaaaaaaaa, R12
+	MOVQ         64(R10), R11
+	PEXTQ        R12, R11, R11
+	MOVQ         88(R10), R10
+	PEXTQ        R12, R10, R10
+	SHLQ         $0x20, R10
+	ORQ          R10, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z7, K1, Z7
-	MOVQ         16(AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VMOVDQU32    (R9), X20
-	VINSERTI32X4 $0x01, 24(R9), Y20, Y20
+	MOVQ         16(AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), X20
+	VINSERTI32X4 $0x01, 24(R10), Y20, Y20
 	VPMOVZXBW    Y20, Z20
 	VPSLLW       $0x04, Z20, Z21
 	VPORD        Z21, Z20, Z20
 	VPANDD       Z29, Z20, Z8
 	VPSRLW       $0x02, Z20, Z20
 	VPANDD       Z29, Z20, Z9
-	MOVQ         $0x5555555555555555, R12
-	MOVQ         16(R9), R10
-	PEXTQ        R12, R10, R10
-	MOVQ         40(R9), R11
-	PEXTQ        R12, R11, R11
-	SHLQ         $0x20, R11
-	ORQ          R11, R10
-	KMOVQ        R10, K1
+	MOVQ         $0x5555555555555555, R13
+	MOVQ         16(R10), R11
+	PEXTQ        R13, R11, R11
+	MOVQ         40(R10), R12
+	PEXTQ        R13, R12, R12
+	SHLQ         $0x20, R12
+	ORQ          R12, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z8, K1, Z8
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R12
-	MOVQ         16(R9), R10
-	PEXTQ        R12, R10, R10
-	MOVQ         40(R9), R11
-	PEXTQ        R12, R11, R11
-	SHLQ         $0x20, R11
-	ORQ          R11, R10
-	KMOVQ        R10, K1
+	MOVQ         $0xaaaaaaaaaaaaaaaa, R13
+	MOVQ         16(R10), R11
+	PEXTQ        R13, R11, R11
+	MOVQ         40(R10), R12
+	PEXTQ        R13, R12, R12
+	SHLQ         $0x20, R12
+	ORQ          R12, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z9, K1, Z9
-	VMOVDQU32    48(R9), X20
-	VINSERTI32X4 $0x01, 72(R9), Y20, Y20
+	VMOVDQU32    48(R10), X20
+	VINSERTI32X4 $0x01, 72(R10), Y20, Y20
 	VPMOVZXBW    Y20, Z20
 	VPSLLW       $0x04, Z20, Z21
 	VPORD        Z21, Z20, Z20
 	VPANDD       Z29, Z20, Z10
 	VPSRLW       $0x02, Z20, Z20
 	VPANDD       Z29, Z20, Z11
-	MOVQ         $0x5555555555555555, R12
-	MOVQ         64(R9), R10
-	PEXTQ        R12, R10, R10
-	MOVQ         88(R9), R11
-	PEXTQ        R12, R11, R11
-	SHLQ         $0x20, R11
-	ORQ          R11, R10
-	KMOVQ        R10, K1
+	MOVQ         $0x5555555555555555, R13
+	MOVQ         64(R10), R11
+	PEXTQ        R13, R11, R11
+	MOVQ         88(R10), R12
+	PEXTQ        R13, R12, R12
+	SHLQ         $0x20, R12
+	ORQ          R12, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z10, K1, Z10
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R11
-	MOVQ         64(R9), R10
-	PEXTQ        R11, R10, R10
-	MOVQ         88(R9), R9
-	PEXTQ        R11, R9, R9
-	SHLQ         $0x20, R9
-	ORQ          R9, R10
-	KMOVQ        R10, K1
+	MOVQ         $0xaaaaaaaaaaaaaaaa, R12
+	MOVQ         64(R10), R11
+	PEXTQ        R12, R11, R11
+	MOVQ         88(R10), R10
+	PEXTQ        R12, R10, R10
+	SHLQ         $0x20, R10
+	ORQ          R10, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z11, K1, Z11
-	MOVQ         24(AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VMOVDQU32    (R9), X20
-	VINSERTI32X4 $0x01, 24(R9), Y20, Y20
+	MOVQ         24(AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), X20
+	VINSERTI32X4 $0x01, 24(R10), Y20, Y20
 	VPMOVZXBW    Y20, Z20
 	VPSLLW       $0x04, Z20, Z21
 	VPORD        Z21, Z20, Z20
 	VPANDD       Z29, Z20, Z12
 	VPSRLW       $0x02, Z20, Z20
 	VPANDD       Z29, Z20, Z13
-	MOVQ         $0x5555555555555555, R12
-	MOVQ         16(R9), R10
-	PEXTQ        R12, R10, R10
-	MOVQ         40(R9), R11
-	PEXTQ        R12, R11, R11
-	SHLQ         $0x20, R11
-	ORQ          R11, R10
-	KMOVQ        R10, K1
+	MOVQ         $0x5555555555555555, R13
+	MOVQ         16(R10), R11
+	PEXTQ        R13, R11, R11
+	MOVQ         40(R10), R12
+	PEXTQ        R13, R12, R12
+	SHLQ         $0x20, R12
+	ORQ          R12, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z12, K1, Z12
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R12
-	MOVQ         16(R9), R10
-	PEXTQ        R12, R10, R10
-	MOVQ         40(R9), R11
-	PEXTQ        R12, R11, R11
-	SHLQ         $0x20, R11
-	ORQ          R11, R10
-	KMOVQ        R10, K1
+	MOVQ         $0xaaaaaaaaaaaaaaaa, R13
+	MOVQ         16(R10), R11
+	PEXTQ        R13, R11, R11
+	MOVQ         40(R10), R12
+	PEXTQ        R13, R12, R12
+	SHLQ         $0x20, R12
+	ORQ          R12, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z13, K1, Z13
-	VMOVDQU32    48(R9), X20
-	VINSERTI32X4 $0x01, 72(R9), Y20, Y20
+	VMOVDQU32    48(R10), X20
+	VINSERTI32X4 $0x01, 72(R10), Y20, Y20
 	VPMOVZXBW    Y20, Z20
 	VPSLLW       $0x04, Z20, Z21
 	VPORD        Z21, Z20, Z20
 	VPANDD       Z29, Z20, Z14
 	VPSRLW       $0x02, Z20, Z20
 	VPANDD       Z29, Z20, Z15
-	MOVQ         $0x5555555555555555, R12
-	MOVQ         64(R9), R10
-	PEXTQ        R12, R10, R10
-	MOVQ         88(R9), R11
-	PEXTQ        R12, R11, R11
-	SHLQ         $0x20, R11
-	ORQ          R11, R10
-	KMOVQ        R10, K1
+	MOVQ         $0x5555555555555555, R13
+	MOVQ         64(R10), R11
+	PEXTQ        R13, R11, R11
+	MOVQ         88(R10), R12
+	PEXTQ        R13, R12, R12
+	SHLQ         $0x20, R12
+	ORQ          R12, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z14, K1, Z14
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R11
-	MOVQ         64(R9), R10
-	PEXTQ        R11, R10, R10
-	MOVQ         88(R9), R9
-	PEXTQ        R11, R9, R9
-	SHLQ         $0x20, R9
-	ORQ          R9, R10
-	KMOVQ        R10, K1
+	MOVQ         $0xaaaaaaaaaaaaaaaa, R12
+	MOVQ         64(R10), R11
+	PEXTQ        R12, R11, R11
+	MOVQ         88(R10), R10
+	PEXTQ        R12, R10, R10
+	SHLQ         $0x20, R10
+	ORQ          R10, R11
+	KMOVQ        R11, K1
 	VPADDB       Z22, Z15, K1, Z15
-	MOVQ         64(AX), R9
-	VMOVUPS      (R9)(DX*1), X28
-	MOVQ         72(AX), R9
-	VINSERTF32X4 $0x01, (R9)(DX*1), Z28, Z28
-	MOVQ         80(AX), R9
-	VINSERTF32X4 $0x02, (R9)(DX*1), Z28, Z28
-	MOVQ         88(AX), R9
-	VINSERTF32X4 $0x03, (R9)(DX*1), Z28, Z28
-	MOVQ         128(AX), R9
-	MOVQ         184(AX), R10
-	MOVQ         136(AX), R11
+	MOVQ         64(AX), R10
+	VMOVUPS      (R10)(DX*1), X28
+	MOVQ         72(AX), R10
+	VINSERTF32X4 $0x01, (R10)(DX*1), Z28, Z28
+	MOVQ         80(AX), R10
+	VINSERTF32X4 $0x02, (R10)(DX*1), Z28, Z28
+	MOVQ         88(AX), R10
+	VINSERTF32X4 $0x03, (R10)(DX*1), Z28, Z28
+	MOVQ         128(AX), R10
+	MOVQ         176(AX), R11
+	MOVQ         136(AX), R12
 
 vector:
-	MOVQ            64(R9), R12
-	VMOVDQU32       (R12)(BX*1), Z16
-	VMOVDQU32       64(R12)(BX*1), Z17
-	VMOVDQU32       128(R12)(BX*1), Z18
-	VMOVDQU32       192(R12)(BX*1), Z19
+	MOVQ            64(R10), R13
+	VMOVDQU32       (R13)(BX*1), Z16
+	VMOVDQU32       64(R13)(BX*1), Z17
+	VMOVDQU32       128(R13)(BX*1), Z18
+	VMOVDQU32       192(R13)(BX*1), Z19
 	VPXORD          Z20, Z20, Z20
 	VPXORD          Z21, Z21, Z21
 	VPXORD          Z22, Z22, Z22
@@ -1883,20 +1889,20 @@ vector:
 	VSHUFI32X4      $0xdd, Z24, Z20, Z22
 	VPADDD          Z21, Z22, Z21
 	VPERMD          Z21, Z30, Z21
-	MOVQ            88(R9), R12
-	VBROADCASTI32X4 (R12)(SI*1), Z22
+	MOVQ            88(R10), R13
+	VBROADCASTI32X4 (R13)(SI*1), Z22
 	VPSRAD          $0x01, Z22, Z22
 	VPSUBD          Z22, Z21, Z21
 	VCVTDQ2PS       Z21, Z21
-	MOVQ            40(R9), R12
-	VBROADCASTF32X4 (R12)(SI*1), Z23
+	MOVQ            40(R10), R13
+	VBROADCASTF32X4 (R13)(SI*1), Z23
 	VMULPS          Z23, Z28, Z23
-	VMOVUPS         (R10), Z20
+	VMOVUPS         (R11), Z20
 	VFMADD231PS     Z23, Z21, Z20
-	VMOVUPS         Z20, (R10)
-	ADDQ            $0x70, R9
-	ADDQ            $0x40, R10
-	DECQ            R11
+	VMOVUPS         Z20, (R11)
+	ADDQ            $0x70, R10
+	ADDQ            $0x40, R11
+	DECQ            R12
 	JNZ             vector
 	ADDQ            $0x00000060, CX
 	ADDQ            $0x10, DX
@@ -2137,7 +2143,7 @@ rest:
 	MOVQ         120(AX), CX
 	VINSERTF32X4 $0x03, (CX)(DX*1), Z28, Z28
 	MOVQ         128(AX), CX
-	MOVQ         184(AX), DX
+	MOVQ         176(AX), DX
 	MOVQ         136(AX), DI
 
 lastvector:
@@ -2204,9 +2210,9 @@ lastvector:
 
 sums:
 	VMOVDQU32 everyFourth<>+0(SB), Z30
-	VMOVUPS   200(AX), X1
-	MOVQ      184(AX), CX
-	MOVQ      192(AX), DX
+	VMOVUPS   192(AX), X1
+	MOVQ      176(AX), CX
+	MOVQ      184(AX), DX
 	MOVQ      136(AX), AX
 
 out:
@@ -2226,10 +2232,10 @@ out:
 	RET
 
 // func int8RowAVX512(t *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, CMOV, FMA3, MMX+
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, FMA3, MMX+
 TEXT ·int8RowAVX512(SB), NOSPLIT, $0-8
 	MOVQ  t+0(FP), AX
-	MOVQ  184(AX), CX
+	MOVQ  176(AX), CX
 	MOVQ  136(AX), DX
 	VPXOR Y0, Y0, Y0
 
@@ -2245,18 +2251,22 @@ clear:
 	XORQ    SI, SI
 	MOVQ    144(AX), DX
 	MOVQ    160(AX), DI
+	MOVQ    168(AX), R8
 	TESTQ   DX, DX
 	JZ      rest
 
 quad:
-	CMPQ       DX, 176(AX)
-	CMOVQLE    168(AX), DI
+	PREFETCHT1 (DI)
+	PREFETCHT1 64(DI)
+	PREFETCHT1 128(DI)
+	PREFETCHT1 192(DI)
+	PREFETCHT1 256(DI)
+	PREFETCHT1 320(DI)
+	PREFETCHT1 384(DI)
+	PREFETCHT1 448(DI)
+	ADDQ       $0x00000200, DI
 	MOVQ       (AX), R8
 	ADDQ       CX, R8
-	PREFETCHT0 (R8)(DI*1)
-	PREFETCHT0 64(R8)(DI*1)
-	PREFETCHT0 128(R8)(DI*1)
-	PREFETCHT0 192(R8)(DI*1)
 	VPMOVSXBW  (R8), Z0
 	VPMOVSXBW  32(R8), Z1
 	VPMOVSXBW  64(R8), Z2
@@ -2267,10 +2277,6 @@ quad:
 	VPMOVSXBW  224(R8), Z7
 	MOVQ       8(AX), R8
 	ADDQ       CX, R8
-	PREFETCHT0 (R8)(DI*1)
-	PREFETCHT0 64(R8)(DI*1)
-	PREFETCHT0 128(R8)(DI*1)
-	PREFETCHT0 192(R8)(DI*1)
 	VPMOVSXBW  (R8), Z8
 	VPMOVSXBW  32(R8), Z9
 	VPMOVSXBW  64(R8), Z10
@@ -2280,7 +2286,7 @@ quad:
 	VPMOVSXBW  192(R8), Z14
 	VPMOVSXBW  224(R8), Z15
 	MOVQ       128(AX), R8
-	MOVQ       184(AX), R9
+	MOVQ       176(AX), R9
 	MOVQ       136(AX), R10
 
 vector:
@@ -2375,7 +2381,7 @@ rest:
 	VPMOVSXBW 192(DX), Z14
 	VPMOVSXBW 224(DX), Z15
 	MOVQ      128(AX), CX
-	MOVQ      184(AX), DX
+	MOVQ      176(AX), DX
 	MOVQ      136(AX), DI
 
 lastvector:
@@ -2440,9 +2446,9 @@ lastvector:
 	JNZ             lastvector
 
 sums:
-	VMOVSD 200(AX), X1
-	MOVQ   184(AX), CX
-	MOVQ   192(AX), DX
+	VMOVSD 192(AX), X1
+	MOVQ   176(AX), CX
+	MOVQ   184(AX), DX
 	MOVQ   136(AX), AX
 
 out:
@@ -2533,11 +2539,11 @@ DATA oddBits<>+28(SB)/4, $0x80200802
 GLOBL oddBits<>(SB), RODATA|NOPTR, $32
 
 // func int4RowAVX2(t *byte)
-// Requires: AVX, AVX2, CMOV, FMA3, MMX+
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int4RowAVX2(SB), NOSPLIT, $512-8
 	MOVQ    t+0(FP), AX
 	VMOVDQU onesWords<>+0(SB), Y15
-	MOVQ    184(AX), CX
+	MOVQ    176(AX), CX
 	MOVQ    136(AX), DX
 	VPXOR   Y0, Y0, Y0
 
@@ -2553,16 +2559,18 @@ clear:
 	XORQ    SI, SI
 	MOVQ    144(AX), DX
 	MOVQ    160(AX), DI
+	MOVQ    168(AX), R8
 	TESTQ   DX, DX
 	JZ      rest
 
 quad:
-	CMPQ       DX, 176(AX)
-	CMOVQLE    168(AX), DI
+	PREFETCHT1 (DI)
+	PREFETCHT1 64(DI)
+	PREFETCHT1 128(DI)
+	PREFETCHT1 192(DI)
+	ADDQ       $0x00000100, DI
 	MOVQ       (AX), R8
 	ADDQ       CX, R8
-	PREFETCHT0 (R8)(DI*1)
-	PREFETCHT0 64(R8)(DI*1)
 	VMOVDQU    (R8), Y0
 	VPSRLW     $0x04, Y0, Y1
 	VPAND      maskNibbles<>+0(SB), Y0, Y0
@@ -2589,8 +2597,6 @@ quad:
 	VMOVDQU    Y1, 224(SP)
 	MOVQ       8(AX), R8
 	ADDQ       CX, R8
-	PREFETCHT0 (R8)(DI*1)
-	PREFETCHT0 64(R8)(DI*1)
 	VMOVDQU    (R8), Y0
 	VPSRLW     $0x04, Y0, Y1
 	VPAND      maskNibbles<>+0(SB), Y0, Y0
@@ -2616,7 +2622,7 @@ quad:
 	VMOVDQU    Y0, 448(SP)
 	VMOVDQU    Y1, 480(SP)
 	MOVQ       128(AX), R8
-	MOVQ       184(AX), R9
+	MOVQ       176(AX), R9
 	MOVQ       136(AX), R10
 
 vector:
@@ -2761,7 +2767,7 @@ rest:
 	VMOVDQU Y0, 448(SP)
 	VMOVDQU Y1, 480(SP)
 	MOVQ    128(AX), CX
-	MOVQ    184(AX), DX
+	MOVQ    176(AX), DX
 	MOVQ    136(AX), DI
 
 lastvector:
@@ -2844,9 +2850,9 @@ lastvector:
 	JNZ            lastvector
 
 sums:
-	VMOVSD 200(AX), X1
-	MOVQ   184(AX), CX
-	MOVQ   192(AX), DX
+	VMOVSD 192(AX), X1
+	MOVQ   176(AX), CX
+	MOVQ   184(AX), DX
 	MOVQ   136(AX), AX
 
 out:
@@ -2867,11 +2873,11 @@ out:
 	RET
 
 // func int4G64AVX2(t *byte)
-// Requires: AVX, AVX2, CMOV, FMA3, MMX+
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int4G64AVX2(SB), NOSPLIT, $512-8
 	MOVQ    t+0(FP), AX
 	VMOVDQU onesWords<>+0(SB), Y15
-	MOVQ    184(AX), CX
+	MOVQ    176(AX), CX
 	MOVQ    136(AX), DX
 	VPXOR   Y0, Y0, Y0
 
@@ -2887,100 +2893,102 @@ clear:
 	XORQ    SI, SI
 	MOVQ    144(AX), DI
 	MOVQ    160(AX), R8
+	MOVQ    168(AX), R9
 	TESTQ   DI, DI
 	JZ      rest
 
 quad:
-	CMPQ        DI, 176(AX)
-	CMOVQLE     168(AX), R8
-	MOVQ        (AX), R9
-	ADDQ        CX, R9
-	PREFETCHT0  (R9)(R8*1)
-	PREFETCHT0  64(R9)(R8*1)
-	VMOVDQU     (R9), Y0
+	PREFETCHT1  (R8)
+	PREFETCHT1  64(R8)
+	PREFETCHT1  128(R8)
+	PREFETCHT1  192(R8)
+	ADDQ        $0x00000100, R8
+	PREFETCHT1  (R9)
+	ADDQ        $0x00000020, R9
+	MOVQ        (AX), R10
+	ADDQ        CX, R10
+	VMOVDQU     (R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, (SP)
 	VMOVDQU     Y1, 32(SP)
-	VMOVDQU     32(R9), Y0
+	VMOVDQU     32(R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, 64(SP)
 	VMOVDQU     Y1, 96(SP)
-	VMOVDQU     64(R9), Y0
+	VMOVDQU     64(R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, 128(SP)
 	VMOVDQU     Y1, 160(SP)
-	VMOVDQU     96(R9), Y0
+	VMOVDQU     96(R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, 192(SP)
 	VMOVDQU     Y1, 224(SP)
-	MOVQ        8(AX), R9
-	ADDQ        CX, R9
-	PREFETCHT0  (R9)(R8*1)
-	PREFETCHT0  64(R9)(R8*1)
-	VMOVDQU     (R9), Y0
+	MOVQ        8(AX), R10
+	ADDQ        CX, R10
+	VMOVDQU     (R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, 256(SP)
 	VMOVDQU     Y1, 288(SP)
-	VMOVDQU     32(R9), Y0
+	VMOVDQU     32(R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, 320(SP)
 	VMOVDQU     Y1, 352(SP)
-	VMOVDQU     64(R9), Y0
+	VMOVDQU     64(R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, 384(SP)
 	VMOVDQU     Y1, 416(SP)
-	VMOVDQU     96(R9), Y0
+	VMOVDQU     96(R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, 448(SP)
 	VMOVDQU     Y1, 480(SP)
-	MOVQ        64(AX), R9
-	VMOVUPS     (R9)(DX*1), X14
-	MOVQ        72(AX), R9
-	VINSERTF128 $0x01, (R9)(DX*1), Y14, Y14
-	MOVQ        128(AX), R9
-	MOVQ        184(AX), R10
-	MOVQ        136(AX), R11
+	MOVQ        64(AX), R10
+	VMOVUPS     (R10)(DX*1), X14
+	MOVQ        72(AX), R10
+	VINSERTF128 $0x01, (R10)(DX*1), Y14, Y14
+	MOVQ        128(AX), R10
+	MOVQ        176(AX), R11
+	MOVQ        136(AX), R12
 
 vector:
-	MOVQ           64(R9), R12
+	MOVQ           64(R10), R13
 	VMOVDQU        (SP), Y0
 	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R12)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     (R13)(BX*1), Y0, Y0
+	VPMADDUBSW     64(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y0, Y0
 	VMOVDQU        64(SP), Y1
 	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R12)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     32(R13)(BX*1), Y1, Y1
+	VPMADDUBSW     96(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y1, Y1
 	VPUNPCKLQDQ    Y1, Y0, Y4
 	VPUNPCKHQDQ    Y1, Y0, Y0
 	VPADDW         Y4, Y0, Y0
 	VMOVDQU        128(SP), Y2
 	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R12)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     128(R13)(BX*1), Y2, Y2
+	VPMADDUBSW     192(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y2, Y2
 	VMOVDQU        192(SP), Y3
 	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R12)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     160(R13)(BX*1), Y3, Y3
+	VPMADDUBSW     224(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y3, Y3
 	VPUNPCKLQDQ    Y3, Y2, Y4
 	VPUNPCKHQDQ    Y3, Y2, Y2
@@ -2991,26 +2999,26 @@ vector:
 	VPMADDWD       Y15, Y0, Y0
 	VMOVDQU        256(SP), Y6
 	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R12)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     (R13)(BX*1), Y6, Y6
+	VPMADDUBSW     64(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y6, Y6
 	VMOVDQU        320(SP), Y7
 	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R12)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     32(R13)(BX*1), Y7, Y7
+	VPMADDUBSW     96(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y7, Y7
 	VPUNPCKLQDQ    Y7, Y6, Y10
 	VPUNPCKHQDQ    Y7, Y6, Y6
 	VPADDW         Y10, Y6, Y6
 	VMOVDQU        384(SP), Y8
 	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R12)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     128(R13)(BX*1), Y8, Y8
+	VPMADDUBSW     192(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y8, Y8
 	VMOVDQU        448(SP), Y9
 	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R12)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     160(R13)(BX*1), Y9, Y9
+	VPMADDUBSW     224(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y9, Y9
 	VPUNPCKLQDQ    Y9, Y8, Y10
 	VPUNPCKHQDQ    Y9, Y8, Y8
@@ -3022,19 +3030,19 @@ vector:
 	VPERM2I128     $0x20, Y6, Y0, Y1
 	VPERM2I128     $0x31, Y6, Y0, Y0
 	VPADDD         Y1, Y0, Y0
-	MOVQ           88(R9), R12
-	VBROADCASTI128 (R12)(SI*1), Y1
+	MOVQ           88(R10), R13
+	VBROADCASTI128 (R13)(SI*1), Y1
 	VPSUBD         Y1, Y0, Y0
 	VCVTDQ2PS      Y0, Y0
-	MOVQ           40(R9), R12
-	VBROADCASTF128 (R12)(SI*1), Y1
+	MOVQ           40(R10), R13
+	VBROADCASTF128 (R13)(SI*1), Y1
 	VMULPS         Y1, Y14, Y1
-	VMOVUPS        (R10), Y2
+	VMOVUPS        (R11), Y2
 	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (R10)
-	ADDQ           $0x70, R9
-	ADDQ           $0x40, R10
-	DECQ           R11
+	VMOVUPS        Y2, (R11)
+	ADDQ           $0x70, R10
+	ADDQ           $0x40, R11
+	DECQ           R12
 	JNZ            vector
 	ADDQ           $0x00000080, CX
 	ADDQ           $0x10, DX
@@ -3105,7 +3113,7 @@ rest:
 	MOVQ        104(AX), CX
 	VINSERTF128 $0x01, (CX)(DX*1), Y14, Y14
 	MOVQ        128(AX), CX
-	MOVQ        184(AX), DX
+	MOVQ        176(AX), DX
 	MOVQ        136(AX), DI
 
 lastvector:
@@ -3189,9 +3197,9 @@ lastvector:
 	JNZ            lastvector
 
 sums:
-	VMOVSD 200(AX), X1
-	MOVQ   184(AX), CX
-	MOVQ   192(AX), DX
+	VMOVSD 192(AX), X1
+	MOVQ   176(AX), CX
+	MOVQ   184(AX), DX
 	MOVQ   136(AX), AX
 
 out:
@@ -3212,11 +3220,11 @@ out:
 	RET
 
 // func int4G128AVX2(t *byte)
-// Requires: AVX, AVX2, CMOV, FMA3, MMX+
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int4G128AVX2(SB), NOSPLIT, $512-8
 	MOVQ    t+0(FP), AX
 	VMOVDQU onesWords<>+0(SB), Y15
-	MOVQ    184(AX), CX
+	MOVQ    176(AX), CX
 	MOVQ    136(AX), DX
 	VPXOR   Y0, Y0, Y0
 
@@ -3232,102 +3240,104 @@ clear:
 	XORQ    SI, SI
 	MOVQ    144(AX), DI
 	MOVQ    160(AX), R8
+	MOVQ    168(AX), R9
 	TESTQ   DI, DI
 	JZ      rest
 
 quad:
-	CMPQ        DI, 176(AX)
-	CMOVQLE     168(AX), R8
-	MOVQ        (AX), R9
-	ADDQ        CX, R9
-	PREFETCHT0  (R9)(R8*1)
-	PREFETCHT0  64(R9)(R8*1)
-	VMOVDQU     (R9), Y0
+	PREFETCHT1  (R8)
+	PREFETCHT1  64(R8)
+	PREFETCHT1  128(R8)
+	PREFETCHT1  192(R8)
+	ADDQ        $0x00000100, R8
+	PREFETCHT1  (R9)
+	ADDQ        $0x00000010, R9
+	MOVQ        (AX), R10
+	ADDQ        CX, R10
+	VMOVDQU     (R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, (SP)
 	VMOVDQU     Y1, 32(SP)
-	VMOVDQU     32(R9), Y0
+	VMOVDQU     32(R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, 64(SP)
 	VMOVDQU     Y1, 96(SP)
-	VMOVDQU     64(R9), Y0
+	VMOVDQU     64(R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, 128(SP)
 	VMOVDQU     Y1, 160(SP)
-	VMOVDQU     96(R9), Y0
+	VMOVDQU     96(R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, 192(SP)
 	VMOVDQU     Y1, 224(SP)
-	MOVQ        8(AX), R9
-	ADDQ        CX, R9
-	PREFETCHT0  (R9)(R8*1)
-	PREFETCHT0  64(R9)(R8*1)
-	VMOVDQU     (R9), Y0
+	MOVQ        8(AX), R10
+	ADDQ        CX, R10
+	VMOVDQU     (R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, 256(SP)
 	VMOVDQU     Y1, 288(SP)
-	VMOVDQU     32(R9), Y0
+	VMOVDQU     32(R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, 320(SP)
 	VMOVDQU     Y1, 352(SP)
-	VMOVDQU     64(R9), Y0
+	VMOVDQU     64(R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, 384(SP)
 	VMOVDQU     Y1, 416(SP)
-	VMOVDQU     96(R9), Y0
+	VMOVDQU     96(R10), Y0
 	VPSRLW      $0x04, Y0, Y1
 	VPAND       maskNibbles<>+0(SB), Y0, Y0
 	VPAND       maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU     Y0, 448(SP)
 	VMOVDQU     Y1, 480(SP)
-	MOVQ        64(AX), R9
-	VMOVSD      (R9)(DX*1), X14
-	MOVQ        72(AX), R9
-	VMOVSD      (R9)(DX*1), X13
+	MOVQ        64(AX), R10
+	VMOVSD      (R10)(DX*1), X14
+	MOVQ        72(AX), R10
+	VMOVSD      (R10)(DX*1), X13
 	VINSERTF128 $0x01, X13, Y14, Y14
 	VUNPCKLPS   Y14, Y14, Y14
-	MOVQ        128(AX), R9
-	MOVQ        184(AX), R10
-	MOVQ        136(AX), R11
+	MOVQ        128(AX), R10
+	MOVQ        176(AX), R11
+	MOVQ        136(AX), R12
 
 vector:
-	MOVQ           64(R9), R12
+	MOVQ           64(R10), R13
 	VMOVDQU        (SP), Y0
 	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R12)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     (R13)(BX*1), Y0, Y0
+	VPMADDUBSW     64(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y0, Y0
 	VMOVDQU        64(SP), Y1
 	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R12)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     32(R13)(BX*1), Y1, Y1
+	VPMADDUBSW     96(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y1, Y1
 	VPUNPCKLQDQ    Y1, Y0, Y4
 	VPUNPCKHQDQ    Y1, Y0, Y0
 	VPADDW         Y4, Y0, Y0
 	VMOVDQU        128(SP), Y2
 	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R12)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     128(R13)(BX*1), Y2, Y2
+	VPMADDUBSW     192(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y2, Y2
 	VMOVDQU        192(SP), Y3
 	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R12)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     160(R13)(BX*1), Y3, Y3
+	VPMADDUBSW     224(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y3, Y3
 	VPUNPCKLQDQ    Y3, Y2, Y4
 	VPUNPCKHQDQ    Y3, Y2, Y2
@@ -3338,26 +3348,26 @@ vector:
 	VPMADDWD       Y15, Y0, Y0
 	VMOVDQU        256(SP), Y6
 	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R12)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     (R13)(BX*1), Y6, Y6
+	VPMADDUBSW     64(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y6, Y6
 	VMOVDQU        320(SP), Y7
 	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R12)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     32(R13)(BX*1), Y7, Y7
+	VPMADDUBSW     96(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y7, Y7
 	VPUNPCKLQDQ    Y7, Y6, Y10
 	VPUNPCKHQDQ    Y7, Y6, Y6
 	VPADDW         Y10, Y6, Y6
 	VMOVDQU        384(SP), Y8
 	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R12)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     128(R13)(BX*1), Y8, Y8
+	VPMADDUBSW     192(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y8, Y8
 	VMOVDQU        448(SP), Y9
 	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R12)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     160(R13)(BX*1), Y9, Y9
+	VPMADDUBSW     224(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y9, Y9
 	VPUNPCKLQDQ    Y9, Y8, Y10
 	VPUNPCKHQDQ    Y9, Y8, Y8
@@ -3369,19 +3379,19 @@ vector:
 	VPERM2I128     $0x20, Y6, Y0, Y1
 	VPERM2I128     $0x31, Y6, Y0, Y0
 	VPADDD         Y1, Y0, Y0
-	MOVQ           88(R9), R12
-	VBROADCASTI128 (R12)(SI*1), Y1
+	MOVQ           88(R10), R13
+	VBROADCASTI128 (R13)(SI*1), Y1
 	VPSUBD         Y1, Y0, Y0
 	VCVTDQ2PS      Y0, Y0
-	MOVQ           40(R9), R12
-	VBROADCASTF128 (R12)(SI*1), Y1
+	MOVQ           40(R10), R13
+	VBROADCASTF128 (R13)(SI*1), Y1
 	VMULPS         Y1, Y14, Y1
-	VMOVUPS        (R10), Y2
+	VMOVUPS        (R11), Y2
 	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (R10)
-	ADDQ           $0x70, R9
-	ADDQ           $0x40, R10
-	DECQ           R11
+	VMOVUPS        Y2, (R11)
+	ADDQ           $0x70, R10
+	ADDQ           $0x40, R11
+	DECQ           R12
 	JNZ            vector
 	ADDQ           $0x00000080, CX
 	ADDQ           $0x08, DX
@@ -3452,7 +3462,7 @@ rest:
 	MOVQ        104(AX), CX
 	VINSERTF128 $0x01, (CX)(DX*1), Y14, Y14
 	MOVQ        128(AX), CX
-	MOVQ        184(AX), DX
+	MOVQ        176(AX), DX
 	MOVQ        136(AX), DI
 
 lastvector:
@@ -3536,9 +3546,9 @@ lastvector:
 	JNZ            lastvector
 
 sums:
-	VMOVSD 200(AX), X1
-	MOVQ   184(AX), CX
-	MOVQ   192(AX), DX
+	VMOVSD 192(AX), X1
+	MOVQ   176(AX), CX
+	MOVQ   184(AX), DX
 	MOVQ   136(AX), AX
 
 out:
@@ -3559,11 +3569,11 @@ out:
 	RET
 
 // func int4G256AVX2(t *byte)
-// Requires: AVX, AVX2, CMOV, FMA3, MMX+
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int4G256AVX2(SB), NOSPLIT, $512-8
 	MOVQ    t+0(FP), AX
 	VMOVDQU onesWords<>+0(SB), Y15
-	MOVQ    184(AX), CX
+	MOVQ    176(AX), CX
 	MOVQ    136(AX), DX
 	VPXOR   Y0, Y0, Y0
 
@@ -3579,101 +3589,103 @@ clear:
 	XORQ    SI, SI
 	MOVQ    144(AX), DI
 	MOVQ    160(AX), R8
+	MOVQ    168(AX), R9
 	TESTQ   DI, DI
 	JZ      rest
 
 quad:
-	CMPQ         DI, 176(AX)
-	CMOVQLE      168(AX), R8
-	MOVQ         (AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VMOVDQU      (R9), Y0
+	PREFETCHT1   (R8)
+	PREFETCHT1   64(R8)
+	PREFETCHT1   128(R8)
+	PREFETCHT1   192(R8)
+	ADDQ         $0x00000100, R8
+	PREFETCHT1   (R9)
+	ADDQ         $0x00000008, R9
+	MOVQ         (AX), R10
+	ADDQ         CX, R10
+	VMOVDQU      (R10), Y0
 	VPSRLW       $0x04, Y0, Y1
 	VPAND        maskNibbles<>+0(SB), Y0, Y0
 	VPAND        maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU      Y0, (SP)
 	VMOVDQU      Y1, 32(SP)
-	VMOVDQU      32(R9), Y0
+	VMOVDQU      32(R10), Y0
 	VPSRLW       $0x04, Y0, Y1
 	VPAND        maskNibbles<>+0(SB), Y0, Y0
 	VPAND        maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU      Y0, 64(SP)
 	VMOVDQU      Y1, 96(SP)
-	VMOVDQU      64(R9), Y0
+	VMOVDQU      64(R10), Y0
 	VPSRLW       $0x04, Y0, Y1
 	VPAND        maskNibbles<>+0(SB), Y0, Y0
 	VPAND        maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU      Y0, 128(SP)
 	VMOVDQU      Y1, 160(SP)
-	VMOVDQU      96(R9), Y0
+	VMOVDQU      96(R10), Y0
 	VPSRLW       $0x04, Y0, Y1
 	VPAND        maskNibbles<>+0(SB), Y0, Y0
 	VPAND        maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU      Y0, 192(SP)
 	VMOVDQU      Y1, 224(SP)
-	MOVQ         8(AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VMOVDQU      (R9), Y0
+	MOVQ         8(AX), R10
+	ADDQ         CX, R10
+	VMOVDQU      (R10), Y0
 	VPSRLW       $0x04, Y0, Y1
 	VPAND        maskNibbles<>+0(SB), Y0, Y0
 	VPAND        maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU      Y0, 256(SP)
 	VMOVDQU      Y1, 288(SP)
-	VMOVDQU      32(R9), Y0
+	VMOVDQU      32(R10), Y0
 	VPSRLW       $0x04, Y0, Y1
 	VPAND        maskNibbles<>+0(SB), Y0, Y0
 	VPAND        maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU      Y0, 320(SP)
 	VMOVDQU      Y1, 352(SP)
-	VMOVDQU      64(R9), Y0
+	VMOVDQU      64(R10), Y0
 	VPSRLW       $0x04, Y0, Y1
 	VPAND        maskNibbles<>+0(SB), Y0, Y0
 	VPAND        maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU      Y0, 384(SP)
 	VMOVDQU      Y1, 416(SP)
-	VMOVDQU      96(R9), Y0
+	VMOVDQU      96(R10), Y0
 	VPSRLW       $0x04, Y0, Y1
 	VPAND        maskNibbles<>+0(SB), Y0, Y0
 	VPAND        maskNibbles<>+0(SB), Y1, Y1
 	VMOVDQU      Y0, 448(SP)
 	VMOVDQU      Y1, 480(SP)
-	MOVQ         64(AX), R9
-	VBROADCASTSS (R9)(DX*1), X14
-	MOVQ         72(AX), R9
-	VBROADCASTSS (R9)(DX*1), X13
+	MOVQ         64(AX), R10
+	VBROADCASTSS (R10)(DX*1), X14
+	MOVQ         72(AX), R10
+	VBROADCASTSS (R10)(DX*1), X13
 	VINSERTF128  $0x01, X13, Y14, Y14
-	MOVQ         128(AX), R9
-	MOVQ         184(AX), R10
-	MOVQ         136(AX), R11
+	MOVQ         128(AX), R10
+	MOVQ         176(AX), R11
+	MOVQ         136(AX), R12
 
 vector:
-	MOVQ           64(R9), R12
+	MOVQ           64(R10), R13
 	VMOVDQU        (SP), Y0
 	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R12)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     (R13)(BX*1), Y0, Y0
+	VPMADDUBSW     64(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y0, Y0
 	VMOVDQU        64(SP), Y1
 	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R12)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     32(R13)(BX*1), Y1, Y1
+	VPMADDUBSW     96(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y1, Y1
 	VPUNPCKLQDQ    Y1, Y0, Y4
 	VPUNPCKHQDQ    Y1, Y0, Y0
 	VPADDW         Y4, Y0, Y0
 	VMOVDQU        128(SP), Y2
 	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R12)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     128(R13)(BX*1), Y2, Y2
+	VPMADDUBSW     192(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y2, Y2
 	VMOVDQU        192(SP), Y3
 	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R12)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     160(R13)(BX*1), Y3, Y3
+	VPMADDUBSW     224(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y3, Y3
 	VPUNPCKLQDQ    Y3, Y2, Y4
 	VPUNPCKHQDQ    Y3, Y2, Y2
@@ -3684,26 +3696,26 @@ vector:
 	VPMADDWD       Y15, Y0, Y0
 	VMOVDQU        256(SP), Y6
 	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R12)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     (R13)(BX*1), Y6, Y6
+	VPMADDUBSW     64(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y6, Y6
 	VMOVDQU        320(SP), Y7
 	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R12)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     32(R13)(BX*1), Y7, Y7
+	VPMADDUBSW     96(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y7, Y7
 	VPUNPCKLQDQ    Y7, Y6, Y10
 	VPUNPCKHQDQ    Y7, Y6, Y6
 	VPADDW         Y10, Y6, Y6
 	VMOVDQU        384(SP), Y8
 	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R12)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     128(R13)(BX*1), Y8, Y8
+	VPMADDUBSW     192(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y8, Y8
 	VMOVDQU        448(SP), Y9
 	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R12)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     160(R13)(BX*1), Y9, Y9
+	VPMADDUBSW     224(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y9, Y9
 	VPUNPCKLQDQ    Y9, Y8, Y10
 	VPUNPCKHQDQ    Y9, Y8, Y8
@@ -3715,19 +3727,19 @@ vector:
 	VPERM2I128     $0x20, Y6, Y0, Y1
 	VPERM2I128     $0x31, Y6, Y0, Y0
 	VPADDD         Y1, Y0, Y0
-	MOVQ           88(R9), R12
-	VBROADCASTI128 (R12)(SI*1), Y1
+	MOVQ           88(R10), R13
+	VBROADCASTI128 (R13)(SI*1), Y1
 	VPSUBD         Y1, Y0, Y0
 	VCVTDQ2PS      Y0, Y0
-	MOVQ           40(R9), R12
-	VBROADCASTF128 (R12)(SI*1), Y1
+	MOVQ           40(R10), R13
+	VBROADCASTF128 (R13)(SI*1), Y1
 	VMULPS         Y1, Y14, Y1
-	VMOVUPS        (R10), Y2
+	VMOVUPS        (R11), Y2
 	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (R10)
-	ADDQ           $0x70, R9
-	ADDQ           $0x40, R10
-	DECQ           R11
+	VMOVUPS        Y2, (R11)
+	ADDQ           $0x70, R10
+	ADDQ           $0x40, R11
+	DECQ           R12
 	JNZ            vector
 	ADDQ           $0x00000080, CX
 	ADDQ           $0x04, DX
@@ -3798,7 +3810,7 @@ rest:
 	MOVQ        104(AX), CX
 	VINSERTF128 $0x01, (CX)(DX*1), Y14, Y14
 	MOVQ        128(AX), CX
-	MOVQ        184(AX), DX
+	MOVQ        176(AX), DX
 	MOVQ        136(AX), DI
 
 lastvector:
@@ -3882,9 +3894,9 @@ lastvector:
 	JNZ            lastvector
 
 sums:
-	VMOVSD 200(AX), X1
-	MOVQ   184(AX), CX
-	MOVQ   192(AX), DX
+	VMOVSD 192(AX), X1
+	MOVQ   176(AX), CX
+	MOVQ   184(AX), DX
 	MOVQ   136(AX), AX
 
 out:
@@ -3905,11 +3917,11 @@ out:
 	RET
 
 // func int2RowAVX2(t *byte)
-// Requires: AVX, AVX2, CMOV, FMA3, MMX+
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int2RowAVX2(SB), NOSPLIT, $512-8
 	MOVQ    t+0(FP), AX
 	VMOVDQU onesWords<>+0(SB), Y15
-	MOVQ    184(AX), CX
+	MOVQ    176(AX), CX
 	MOVQ    136(AX), DX
 	VPXOR   Y0, Y0, Y0
 
@@ -3925,15 +3937,16 @@ clear:
 	XORQ    SI, SI
 	MOVQ    144(AX), DX
 	MOVQ    160(AX), DI
+	MOVQ    168(AX), R8
 	TESTQ   DX, DX
 	JZ      rest
 
 quad:
-	CMPQ       DX, 176(AX)
-	CMOVQLE    168(AX), DI
+	PREFETCHT1 (DI)
+	PREFETCHT1 64(DI)
+	ADDQ       $0x00000080, DI
 	MOVQ       (AX), R8
 	ADDQ       CX, R8
-	PREFETCHT0 (R8)(DI*1)
 	VPMOVZXBW  (R8), Y0
 	VPSLLW     $0x04, Y0, Y2
 	VPOR       Y2, Y0, Y0
@@ -3968,7 +3981,6 @@ quad:
 	VMOVDQU    Y1, 224(SP)
 	MOVQ       8(AX), R8
 	ADDQ       CX, R8
-	PREFETCHT0 (R8)(DI*1)
 	VPMOVZXBW  (R8), Y0
 	VPSLLW     $0x04, Y0, Y2
 	VPOR       Y2, Y0, Y0
@@ -4002,7 +4014,7 @@ quad:
 	VMOVDQU    Y0, 448(SP)
 	VMOVDQU    Y1, 480(SP)
 	MOVQ       128(AX), R8
-	MOVQ       184(AX), R9
+	MOVQ       176(AX), R9
 	MOVQ       136(AX), R10
 
 vector:
@@ -4164,7 +4176,7 @@ rest:
 	VMOVDQU   Y0, 448(SP)
 	VMOVDQU   Y1, 480(SP)
 	MOVQ      128(AX), CX
-	MOVQ      184(AX), DX
+	MOVQ      176(AX), DX
 	MOVQ      136(AX), DI
 
 lastvector:
@@ -4248,9 +4260,9 @@ lastvector:
 	JNZ            lastvector
 
 sums:
-	VMOVSD 200(AX), X1
-	MOVQ   184(AX), CX
-	MOVQ   192(AX), DX
+	VMOVSD 192(AX), X1
+	MOVQ   176(AX), CX
+	MOVQ   184(AX), DX
 	MOVQ   136(AX), AX
 
 out:
@@ -4271,11 +4283,11 @@ out:
 	RET
 
 // func int3G64AVX2(t *byte)
-// Requires: AVX, AVX2, CMOV, FMA3, MMX+
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int3G64AVX2(SB), NOSPLIT, $512-8
 	MOVQ    t+0(FP), AX
 	VMOVDQU onesWords<>+0(SB), Y15
-	MOVQ    184(AX), CX
+	MOVQ    176(AX), CX
 	MOVQ    136(AX), DX
 	VPXOR   Y0, Y0, Y0
 
@@ -4291,23 +4303,26 @@ clear:
 	XORQ    SI, SI
 	MOVQ    144(AX), DI
 	MOVQ    160(AX), R8
+	MOVQ    168(AX), R9
 	TESTQ   DI, DI
 	JZ      rest
 
 quad:
-	CMPQ         DI, 176(AX)
-	CMOVQLE      168(AX), R8
-	MOVQ         (AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VPMOVZXBW    (R9), Y0
+	PREFETCHT1   (R8)
+	PREFETCHT1   64(R8)
+	PREFETCHT1   128(R8)
+	ADDQ         $0x000000c0, R8
+	PREFETCHT1   (R9)
+	ADDQ         $0x00000020, R9
+	MOVQ         (AX), R10
+	ADDQ         CX, R10
+	VPMOVZXBW    (R10), Y0
 	VPSLLW       $0x04, Y0, Y2
 	VPOR         Y2, Y0, Y0
 	VPSRLW       $0x02, Y0, Y1
 	VPAND        maskPairs<>+0(SB), Y0, Y0
 	VPAND        maskPairs<>+0(SB), Y1, Y1
-	VPBROADCASTQ 16(R9), Y4
+	VPBROADCASTQ 16(R10), Y4
 	VPSHUFB      copyBytes<>+0(SB), Y4, Y4
 	VPAND        evenBits<>+0(SB), Y4, Y2
 	VPCMPEQB     evenBits<>+0(SB), Y2, Y2
@@ -4319,13 +4334,13 @@ quad:
 	VPOR         Y2, Y1, Y1
 	VMOVDQU      Y0, (SP)
 	VMOVDQU      Y1, 32(SP)
-	VPMOVZXBW    24(R9), Y0
+	VPMOVZXBW    24(R10), Y0
 	VPSLLW       $0x04, Y0, Y2
 	VPOR         Y2, Y0, Y0
 	VPSRLW       $0x02, Y0, Y1
 	VPAND        maskPairs<>+0(SB), Y0, Y0
 	VPAND        maskPairs<>+0(SB), Y1, Y1
-	VPBROADCASTQ 40(R9), Y4
+	VPBROADCASTQ 40(R10), Y4
 	VPSHUFB      copyBytes<>+0(SB), Y4, Y4
 	VPAND        evenBits<>+0(SB), Y4, Y2
 	VPCMPEQB     evenBits<>+0(SB), Y2, Y2
@@ -4337,13 +4352,13 @@ quad:
 	VPOR         Y2, Y1, Y1
 	VMOVDQU      Y0, 64(SP)
 	VMOVDQU      Y1, 96(SP)
-	VPMOVZXBW    48(R9), Y0
+	VPMOVZXBW    48(R10), Y0
 	VPSLLW       $0x04, Y0, Y2
 	VPOR         Y2, Y0, Y0
 	VPSRLW       $0x02, Y0, Y1
 	VPAND        maskPairs<>+0(SB), Y0, Y0
 	VPAND        maskPairs<>+0(SB), Y1, Y1
-	VPBROADCASTQ 64(R9), Y4
+	VPBROADCASTQ 64(R10), Y4
 	VPSHUFB      copyBytes<>+0(SB), Y4, Y4
 	VPAND        evenBits<>+0(SB), Y4, Y2
 	VPCMPEQB     evenBits<>+0(SB), Y2, Y2
@@ -4355,13 +4370,13 @@ quad:
 	VPOR         Y2, Y1, Y1
 	VMOVDQU      Y0, 128(SP)
 	VMOVDQU      Y1, 160(SP)
-	VPMOVZXBW    72(R9), Y0
+	VPMOVZXBW    72(R10), Y0
 	VPSLLW       $0x04, Y0, Y2
 	VPOR         Y2, Y0, Y0
 	VPSRLW       $0x02, Y0, Y1
 	VPAND        maskPairs<>+0(SB), Y0, Y0
 	VPAND        maskPairs<>+0(SB), Y1, Y1
-	VPBROADCASTQ 88(R9), Y4
+	VPBROADCASTQ 88(R10), Y4
 	VPSHUFB      copyBytes<>+0(SB), Y4, Y4
 	VPAND        evenBits<>+0(SB), Y4, Y2
 	VPCMPEQB     evenBits<>+0(SB), Y2, Y2
@@ -4373,17 +4388,15 @@ quad:
 	VPOR         Y2, Y1, Y1
 	VMOVDQU      Y0, 192(SP)
 	VMOVDQU      Y1, 224(SP)
-	MOVQ         8(AX), R9
-	ADDQ         CX, R9
-	PREFETCHT0   (R9)(R8*1)
-	PREFETCHT0   64(R9)(R8*1)
-	VPMOVZXBW    (R9), Y0
+	MOVQ         8(AX), R10
+	ADDQ         CX, R10
+	VPMOVZXBW    (R10), Y0
 	VPSLLW       $0x04, Y0, Y2
 	VPOR         Y2, Y0, Y0
 	VPSRLW       $0x02, Y0, Y1
 	VPAND        maskPairs<>+0(SB), Y0, Y0
 	VPAND        maskPairs<>+0(SB), Y1, Y1
-	VPBROADCASTQ 16(R9), Y4
+	VPBROADCASTQ 16(R10), Y4
 	VPSHUFB      copyBytes<>+0(SB), Y4, Y4
 	VPAND        evenBits<>+0(SB), Y4, Y2
 	VPCMPEQB     evenBits<>+0(SB), Y2, Y2
@@ -4395,13 +4408,13 @@ quad:
 	VPOR         Y2, Y1, Y1
 	VMOVDQU      Y0, 256(SP)
 	VMOVDQU      Y1, 288(SP)
-	VPMOVZXBW    24(R9), Y0
+	VPMOVZXBW    24(R10), Y0
 	VPSLLW       $0x04, Y0, Y2
 	VPOR         Y2, Y0, Y0
 	VPSRLW       $0x02, Y0, Y1
 	VPAND        maskPairs<>+0(SB), Y0, Y0
 	VPAND        maskPairs<>+0(SB), Y1, Y1
-	VPBROADCASTQ 40(R9), Y4
+	VPBROADCASTQ 40(R10), Y4
 	VPSHUFB      copyBytes<>+0(SB), Y4, Y4
 	VPAND        evenBits<>+0(SB), Y4, Y2
 	VPCMPEQB     evenBits<>+0(SB), Y2, Y2
@@ -4413,13 +4426,13 @@ quad:
 	VPOR         Y2, Y1, Y1
 	VMOVDQU      Y0, 320(SP)
 	VMOVDQU      Y1, 352(SP)
-	VPMOVZXBW    48(R9), Y0
+	VPMOVZXBW    48(R10), Y0
 	VPSLLW       $0x04, Y0, Y2
 	VPOR         Y2, Y0, Y0
 	VPSRLW       $0x02, Y0, Y1
 	VPAND        maskPairs<>+0(SB), Y0, Y0
 	VPAND        maskPairs<>+0(SB), Y1, Y1
-	VPBROADCASTQ 64(R9), Y4
+	VPBROADCASTQ 64(R10), Y4
 	VPSHUFB      copyBytes<>+0(SB), Y4, Y4
 	VPAND        evenBits<>+0(SB), Y4, Y2
 	VPCMPEQB     evenBits<>+0(SB), Y2, Y2
@@ -4431,13 +4444,13 @@ quad:
 	VPOR         Y2, Y1, Y1
 	VMOVDQU      Y0, 384(SP)
 	VMOVDQU      Y1, 416(SP)
-	VPMOVZXBW    72(R9), Y0
+	VPMOVZXBW    72(R10), Y0
 	VPSLLW       $0x04, Y0, Y2
 	VPOR         Y2, Y0, Y0
 	VPSRLW       $0x02, Y0, Y1
 	VPAND        maskPairs<>+0(SB), Y0, Y0
 	VPAND        maskPairs<>+0(SB), Y1, Y1
-	VPBROADCASTQ 88(R9), Y4
+	VPBROADCASTQ 88(R10), Y4
 	VPSHUFB      copyBytes<>+0(SB), Y4, Y4
 	VPAND        evenBits<>+0(SB), Y4, Y2
 	VPCMPEQB     evenBits<>+0(SB), Y2, Y2
@@ -4449,38 +4462,38 @@ quad:
 	VPOR         Y2, Y1, Y1
 	VMOVDQU      Y0, 448(SP)
 	VMOVDQU      Y1, 480(SP)
-	MOVQ         64(AX), R9
-	VMOVUPS      (R9)(DX*1), X14
-	MOVQ         72(AX), R9
-	VINSERTF128  $0x01, (R9)(DX*1), Y14, Y14
-	MOVQ         128(AX), R9
-	MOVQ         184(AX), R10
-	MOVQ         136(AX), R11
+	MOVQ         64(AX), R10
+	VMOVUPS      (R10)(DX*1), X14
+	MOVQ         72(AX), R10
+	VINSERTF128  $0x01, (R10)(DX*1), Y14, Y14
+	MOVQ         128(AX), R10
+	MOVQ         176(AX), R11
+	MOVQ         136(AX), R12
 
 vector:
-	MOVQ           64(R9), R12
+	MOVQ           64(R10), R13
 	VMOVDQU        (SP), Y0
 	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R12)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     (R13)(BX*1), Y0, Y0
+	VPMADDUBSW     64(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y0, Y0
 	VMOVDQU        64(SP), Y1
 	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R12)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     32(R13)(BX*1), Y1, Y1
+	VPMADDUBSW     96(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y1, Y1
 	VPUNPCKLQDQ    Y1, Y0, Y4
 	VPUNPCKHQDQ    Y1, Y0, Y0
 	VPADDW         Y4, Y0, Y0
 	VMOVDQU        128(SP), Y2
 	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R12)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     128(R13)(BX*1), Y2, Y2
+	VPMADDUBSW     192(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y2, Y2
 	VMOVDQU        192(SP), Y3
 	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R12)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R12)(BX*1), Y4, Y4
+	VPMADDUBSW     160(R13)(BX*1), Y3, Y3
+	VPMADDUBSW     224(R13)(BX*1), Y4, Y4
 	VPADDW         Y4, Y3, Y3
 	VPUNPCKLQDQ    Y3, Y2, Y4
 	VPUNPCKHQDQ    Y3, Y2, Y2
@@ -4491,26 +4504,26 @@ vector:
 	VPMADDWD       Y15, Y0, Y0
 	VMOVDQU        256(SP), Y6
 	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R12)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     (R13)(BX*1), Y6, Y6
+	VPMADDUBSW     64(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y6, Y6
 	VMOVDQU        320(SP), Y7
 	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R12)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     32(R13)(BX*1), Y7, Y7
+	VPMADDUBSW     96(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y7, Y7
 	VPUNPCKLQDQ    Y7, Y6, Y10
 	VPUNPCKHQDQ    Y7, Y6, Y6
 	VPADDW         Y10, Y6, Y6
 	VMOVDQU        384(SP), Y8
 	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R12)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     128(R13)(BX*1), Y8, Y8
+	VPMADDUBSW     192(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y8, Y8
 	VMOVDQU        448(SP), Y9
 	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R12)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R12)(BX*1), Y10, Y10
+	VPMADDUBSW     160(R13)(BX*1), Y9, Y9
+	VPMADDUBSW     224(R13)(BX*1), Y10, Y10
 	VPADDW         Y10, Y9, Y9
 	VPUNPCKLQDQ    Y9, Y8, Y10
 	VPUNPCKHQDQ    Y9, Y8, Y8
@@ -4522,20 +4535,20 @@ vector:
 	VPERM2I128     $0x20, Y6, Y0, Y1
 	VPERM2I128     $0x31, Y6, Y0, Y0
 	VPADDD         Y1, Y0, Y0
-	MOVQ           88(R9), R12
-	VBROADCASTI128 (R12)(SI*1), Y1
+	MOVQ           88(R10), R13
+	VBROADCASTI128 (R13)(SI*1), Y1
 	VPSRAD         $0x01, Y1, Y1
 	VPSUBD         Y1, Y0, Y0
 	VCVTDQ2PS      Y0, Y0
-	MOVQ           40(R9), R12
-	VBROADCASTF128 (R12)(SI*1), Y1
+	MOVQ           40(R10), R13
+	VBROADCASTF128 (R13)(SI*1), Y1
 	VMULPS         Y1, Y14, Y1
-	VMOVUPS        (R10), Y2
+	VMOVUPS        (R11), Y2
 	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (R10)
-	ADDQ           $0x70, R9
-	ADDQ           $0x40, R10
-	DECQ           R11
+	VMOVUPS        Y2, (R11)
+	ADDQ           $0x70, R10
+	ADDQ           $0x40, R11
+	DECQ           R12
 	JNZ            vector
 	ADDQ           $0x00000060, CX
 	ADDQ           $0x10, DX
@@ -4702,7 +4715,7 @@ rest:
 	MOVQ         104(AX), CX
 	VINSERTF128  $0x01, (CX)(DX*1), Y14, Y14
 	MOVQ         128(AX), CX
-	MOVQ         184(AX), DX
+	MOVQ         176(AX), DX
 	MOVQ         136(AX), DI
 
 lastvector:
@@ -4787,9 +4800,9 @@ lastvector:
 	JNZ            lastvector
 
 sums:
-	VMOVSD 200(AX), X1
-	MOVQ   184(AX), CX
-	MOVQ   192(AX), DX
+	VMOVSD 192(AX), X1
+	MOVQ   176(AX), CX
+	MOVQ   184(AX), DX
 	MOVQ   136(AX), AX
 
 out:
@@ -4810,10 +4823,10 @@ out:
 	RET
 
 // func int8RowAVX2(t *byte)
-// Requires: AVX, AVX2, CMOV, FMA3, MMX+
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int8RowAVX2(SB), NOSPLIT, $0-8
 	MOVQ  t+0(FP), AX
-	MOVQ  184(AX), CX
+	MOVQ  176(AX), CX
 	MOVQ  136(AX), DX
 	VPXOR Y0, Y0, Y0
 
@@ -4829,26 +4842,26 @@ clear:
 	XORQ    SI, SI
 	MOVQ    144(AX), DX
 	MOVQ    160(AX), DI
+	MOVQ    168(AX), R8
 	TESTQ   DX, DX
 	JZ      rest
 
 quad:
-	CMPQ       DX, 176(AX)
-	CMOVQLE    168(AX), DI
+	PREFETCHT1 (DI)
+	PREFETCHT1 64(DI)
+	PREFETCHT1 128(DI)
+	PREFETCHT1 192(DI)
+	PREFETCHT1 256(DI)
+	PREFETCHT1 320(DI)
+	PREFETCHT1 384(DI)
+	PREFETCHT1 448(DI)
+	ADDQ       $0x00000200, DI
 	MOVQ       (AX), R8
 	ADDQ       CX, R8
-	PREFETCHT0 (R8)(DI*1)
-	PREFETCHT0 64(R8)(DI*1)
-	PREFETCHT0 128(R8)(DI*1)
-	PREFETCHT0 192(R8)(DI*1)
 	MOVQ       8(AX), R9
 	ADDQ       CX, R9
-	PREFETCHT0 (R9)(DI*1)
-	PREFETCHT0 64(R9)(DI*1)
-	PREFETCHT0 128(R9)(DI*1)
-	PREFETCHT0 192(R9)(DI*1)
 	MOVQ       128(AX), R10
-	MOVQ       184(AX), R11
+	MOVQ       176(AX), R11
 	MOVQ       136(AX), R12
 
 vector:
@@ -4988,7 +5001,7 @@ rest:
 	MOVQ 40(AX), DI
 	ADDQ CX, DI
 	MOVQ 128(AX), CX
-	MOVQ 184(AX), R8
+	MOVQ 176(AX), R8
 	MOVQ 136(AX), R9
 
 lastvector:
@@ -5114,9 +5127,9 @@ lastvector:
 	JNZ            lastvector
 
 sums:
-	VMOVSD 200(AX), X1
-	MOVQ   184(AX), CX
-	MOVQ   192(AX), DX
+	VMOVSD 192(AX), X1
+	MOVQ   176(AX), CX
+	MOVQ   184(AX), DX
 	MOVQ   136(AX), AX
 
 out:

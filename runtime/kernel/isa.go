@@ -1,5 +1,7 @@
 package kernel
 
+import "encoding/binary"
+
 // isa is a level of the machine's instructions for which there is assembly.
 type isa uint8
 
@@ -18,3 +20,11 @@ var active = isas[len(isas)-1]
 
 // ISA names the instructions in use: go, avx2, avx512 or neon.
 func ISA() string { return active.String() }
+
+// readAll reads a word of every cache line.
+func readAll(p []byte) (sum uint64) {
+	for ; len(p) >= 64; p = p[64:] {
+		sum += binary.LittleEndian.Uint64(p)
+	}
+	return sum
+}

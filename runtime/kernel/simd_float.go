@@ -18,18 +18,16 @@ type floatTile struct {
 	cols     int               // a multiple of 16
 	tailCols int
 	s        [4]unsafe.Pointer // fp8: the scales of each row's blocks
-	near     int               // bytes from the weights in work to those to prefetch
-	far      int               // the same for the last farFrom columns of a row
-	farFrom  int
-	out      unsafe.Pointer // [4][4]float32: vector, row
-	bits     uint32         // a bit for each of the tail's columns
-	lanes    [16]uint32     // all ones for each of them
+	next     uintptr           // what to prefetch: the rows to come
+	out      unsafe.Pointer    // [4][4]float32: vector, row
+	bits     uint32            // a bit for each of the tail's columns
+	lanes    [16]uint32        // all ones for each of them
 }
 
 var (
 	_ [64]byte  = [unsafe.Offsetof(floatTile{}.x)]byte{}
-	_ [144]byte = [unsafe.Offsetof(floatTile{}.out)]byte{}
-	_ [156]byte = [unsafe.Offsetof(floatTile{}.lanes)]byte{}
+	_ [128]byte = [unsafe.Offsetof(floatTile{}.out)]byte{}
+	_ [140]byte = [unsafe.Offsetof(floatTile{}.lanes)]byte{}
 )
 
 // floatKernel multiplies rows rows with n vectors.
@@ -46,20 +44,6 @@ func (t *floatTile) setColumns(cols int) {
 		t.lanes[i] = 0
 		if i < t.tailCols {
 			t.lanes[i] = ^uint32(0)
-		}
-	}
-}
-
-// setPrefetch is for rows of rowBytes that lie one after the other.
-func (t *floatTile) setPrefetch(rowBytes, size int) {
-	t.near, t.far = prefetch/4, 4*rowBytes
-	if rowBytes >= 2*t.near {
-		t.farFrom = t.near / size
-		t.far += t.near - rowBytes
-	} else {
-		t.farFrom = t.cols
-		if t.far > 0 {
-			t.far *= max(1, prefetch/t.far)
 		}
 	}
 }
@@ -81,7 +65,6 @@ func floatRowsSIMD(m quantize.Matrix, lo, hi int, x, y [][]float32, first int, t
 	t := &s.floats
 	t.setColumns(m.Cols)
 	rowBytes, size := m.RowBytes(), m.RowBytes()/max(1, m.Cols)
-	t.setPrefetch(rowBytes, size)
 	s.out = grow(s.out, 16)
 	t.out = unsafe.Pointer(unsafe.SliceData(s.out))
 	if t.tailCols > 0 {
@@ -118,6 +101,7 @@ func floatRowsSIMD(m quantize.Matrix, lo, hi int, x, y [][]float32, first int, t
 						t.s[r] = unsafe.Pointer(unsafe.SliceData(m.S[row/128*m.ScaleCols():][:m.ScaleCols()]))
 					}
 				}
+				t.next = uintptr(t.w[0]) + ahead(k.rows*rowBytes)
 				k.run((*byte)(unsafe.Pointer(t)))
 				for j, ys := range y[i : i+k.n] {
 					copy(ys[o-first:][:n], s.out[4*j:])
@@ -127,4 +111,19 @@ func floatRowsSIMD(m quantize.Matrix, lo, hi int, x, y [][]float32, first int, t
 		}
 	}
 	return true
+}
+
+// ReadAll reads p, a multiple of 64 bytes, as fast as one goroutine can, for
+// measuring the memory's rate. The result depends on every cache line.
+func ReadAll(p []byte) uint64 {
+	switch n := len(p) / 64; {
+	case n == 0:
+		return 0
+	case active == avx512:
+		return readAVX512(unsafe.SliceData(p), n)
+	case active == avx2:
+		return readAVX2(unsafe.SliceData(p), n)
+	default:
+		return readAll(p)
+	}
 }

@@ -20,9 +20,8 @@ type tile struct {
 	n        int
 	quads    int // without the padded one
 	hasTail  int
-	near     int // bytes from the codes in work to those to prefetch
-	far      int // the same for the last farFrom quads of a row
-	farFrom  int
+	next     uintptr        // what to prefetch: the rows to come
+	nextS    uintptr        // and their scales
 	acc      unsafe.Pointer // [n][16]float32, working memory
 	out      unsafe.Pointer // [n][4]float32: a product a row
 	rowScale [4]float32
@@ -31,7 +30,7 @@ type tile struct {
 // What the assembly relies on.
 var (
 	_ [128]byte = [unsafe.Offsetof(tile{}.act)]byte{}
-	_ [200]byte = [unsafe.Offsetof(tile{}.rowScale)]byte{}
+	_ [192]byte = [unsafe.Offsetof(tile{}.rowScale)]byte{}
 	_ [16]byte  = [unsafe.Offsetof(Activation{}.Q)]byte{}
 	_ [40]byte  = [unsafe.Offsetof(Activation{}.Scale)]byte{}
 	_ [64]byte  = [unsafe.Offsetof(Activation{}.codes)]byte{}
@@ -79,9 +78,18 @@ type tileKey struct {
 	groups int // blocks a group, for Int4Grouped
 }
 
-// prefetch is how far ahead of the work the codes are asked for, over all rows
-// of a tile.
+// prefetch is the least distance in bytes from the weights in work to those
+// that are asked for.
 const prefetch = 4096
+
+// ahead is how many bytes after a tile's rows to prefetch while it is worked
+// on: whole tiles, so that what is asked for lies in the order of the memory.
+func ahead(tileBytes int) uintptr {
+	if tileBytes == 0 {
+		return 0
+	}
+	return uintptr((prefetch + tileBytes - 1) / tileBytes * tileBytes)
+}
 
 // intRowsSIMD is matVec for the formats that the active level serves.
 func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32, first int, tmp *Scratch) bool {
@@ -120,16 +128,9 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 	if spreadGroups {
 		s.groups = grow(s.groups, 4*t.quads*quad)
 	}
-	t.near = prefetch / k.rows
-	t.far = k.rows * rowBytes
-	if near := t.near / quadBytes; t.quads >= 2*near {
-		t.farFrom = near
-		t.far += t.near - rowBytes
-	} else {
-		t.farFrom = t.quads
-		if t.far > 0 {
-			t.far *= max(1, prefetch/t.far)
-		}
+	next, nextS := ahead(k.rows*rowBytes), uintptr(0)
+	if rowBytes > 0 {
+		nextS = next / uintptr(k.rows*rowBytes) * uintptr(k.rows*scales*4) // as many tiles
 	}
 	for o := lo; o < hi; o += k.rows {
 		n := min(k.rows, hi-o)
@@ -163,6 +164,10 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 					}
 				}
 			}
+		}
+		t.next = uintptr(t.w[0]) + next
+		if scales > 0 {
+			t.nextS = uintptr(unsafe.Pointer(&m.S[o*scales])) + nextS
 		}
 		k.run((*byte)(unsafe.Pointer(t)))
 		for i, ys := range y[:len(act)] {

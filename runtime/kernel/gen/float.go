@@ -10,13 +10,12 @@ import (
 
 // Offsets in the struct floatTile of package kernel.
 const (
-	fW, fTail, fX         = 0, 32, 64
-	fCols, fTailCols, fS  = 72, 80, 88
-	fNear, fFar, fFarFrom = 120, 128, 136
-	fOut, fMask           = 144, 152
-	sliceHeader           = 24
-	fp8Columns            = 128 // columns that share a scale
-	line                  = 64
+	fW, fTail, fX        = 0, 32, 64
+	fCols, fTailCols, fS = 72, 80, 88
+	fNext, fOut, fMask   = 120, 128, 136
+	sliceHeader          = 24
+	fp8Columns           = 128 // columns that share a scale
+	line                 = 64
 )
 
 func init() { families["float"] = floatFamily }
@@ -142,7 +141,7 @@ func newFloatFrame(name string, rows, n, size int) floatFrame {
 	f.col, f.left, f.ahead = GP64(), GP64(), GP64()
 	XORQ(f.col, f.col)
 	MOVQ(mem(f.t, fCols), f.left)
-	MOVQ(mem(f.t, fNear), f.ahead)
+	MOVQ(mem(f.t, fNext), f.ahead)
 	return f
 }
 
@@ -153,13 +152,7 @@ func (f floatFrame) walk(scales func(), body func(chunk int)) {
 	Label("line")
 	CMPQ(f.left, Imm(uint64(perLine)))
 	JL(LabelRef("chunk"))
-	CMPQ(f.left, mem(f.t, fFarFrom))
-	CMOVQLE(mem(f.t, fFar), f.ahead)
-	for _, w := range f.w {
-		p := GP64()
-		LEAQ(memX(w, f.col, uint8(f.size), 0), p)
-		PREFETCHT0(memX(p, f.ahead, 1, 0))
-	}
+	prefetch(f.ahead, line*len(f.w))
 	scales()
 	for c := 0; c < perLine; c += 16 {
 		body(c)
@@ -336,7 +329,6 @@ func readAll512() {
 	p, n := Load(Param("p"), GP64()), Load(Param("lines"), GP64())
 	VPXORD(reg.Z0, reg.Z0, reg.Z0)
 	Label("line")
-	PREFETCHT0(Mem{Base: p, Disp: 4096})
 	VPADDQ(Mem{Base: p}, reg.Z0, reg.Z0)
 	ADDQ(Imm(line), p)
 	DECQ(n)
@@ -355,7 +347,6 @@ func readAll256() {
 	p, n := Load(Param("p"), GP64()), Load(Param("lines"), GP64())
 	VPXOR(reg.Y0, reg.Y0, reg.Y0)
 	Label("line")
-	PREFETCHT0(Mem{Base: p, Disp: 4096})
 	VPADDQ(Mem{Base: p}, reg.Y0, reg.Y0)
 	VPADDQ(Mem{Base: p, Disp: 32}, reg.Y0, reg.Y0)
 	ADDQ(Imm(line), p)

@@ -10,8 +10,8 @@ import (
 const (
 	tW, tTail, tS, tTailS        = 0, 32, 64, 96
 	tAct, tN, tQuads, tHasTail   = 128, 136, 144, 152
-	tNear, tFar, tFarFrom        = 160, 168, 176
-	tAcc, tOut, tRowScale        = 184, 192, 200
+	tNext, tNextS                = 160, 168
+	tAcc, tOut, tRowScale        = 176, 184, 192
 	actQ, actScale, actCodes     = 16, 40, 64
 	actSums, actSize             = 88, 112
 	quadActs                     = 256 // bytes of int8 activations of four blocks
@@ -125,12 +125,12 @@ func narrow512(name string, f codes512, scales int, c consts512) {
 
 	clearAcc(t, zmm[0])
 	at := start(t)
-	at.eachQuad(t, f.bytes, func(wAt, sAt, scales int, prefetch bool) {
+	at.eachQuad(t, 4, f.bytes, func(wAt, sAt, scales int) {
 		if f.zero == 2 {
 			VPBROADCASTD(constant(0x04040404), k.four)
 		}
 		for r := range 4 {
-			row := at.row(t, wAt, r, f.bytes, prefetch)
+			row := at.row(t, wAt, r)
 			f.unpack(mem(row, 0), w[4*r:], k)
 		}
 		loadScales512(t, sAt, at.scale, scales, scale, d[3], c)
@@ -235,41 +235,48 @@ func loadScales512(t reg.Register, sAt int, off reg.Register, scales int, scale,
 }
 
 // place is where a kernel stands in its rows: bytes from their start.
-type place struct{ weight, scale, act, quad, left, ahead reg.GPVirtual }
+type place struct{ weight, scale, act, quad, left, ahead, aheadS reg.GPVirtual }
 
 func start(t reg.Register) place {
-	p := place{GP64(), GP64(), GP64(), GP64(), GP64(), GP64()}
+	p := place{GP64(), GP64(), GP64(), GP64(), GP64(), GP64(), GP64()}
 	for _, r := range []reg.GPVirtual{p.weight, p.scale, p.act, p.quad} {
 		XORQ(r, r)
 	}
 	MOVQ(mem(t, tQuads), p.left)
-	MOVQ(mem(t, tNear), p.ahead)
+	MOVQ(mem(t, tNext), p.ahead)
+	MOVQ(mem(t, tNextS), p.aheadS)
 	return p
 }
 
-// row loads the place of row r and asks for what will be read soon.
-func (p place) row(t reg.Register, wAt, r, bytes int, prefetch bool) reg.Register {
+// row is the place of row r.
+func (p place) row(t reg.Register, wAt, r int) reg.Register {
 	row := GP64()
 	MOVQ(mem(t, wAt+8*r), row)
 	ADDQ(p.weight, row)
-	if prefetch {
-		for line := 0; line < bytes; line += 64 {
-			PREFETCHT0(memX(row, p.ahead, 1, line))
-		}
-	}
 	return row
 }
 
+// prefetch asks for the next bytes of the rows that come after these, in the
+// order of the memory, which is what the hardware follows.
+func prefetch(ahead reg.Register, bytes int) {
+	for line := 0; line < bytes; line += 64 {
+		PREFETCHT1(mem(ahead, line))
+	}
+	ADDQ(U32(uint32(bytes)), ahead)
+}
+
 // eachQuad runs body for the whole quads of the rows, then for the padded one.
-// bytes is the size of a quad's codes, acts that of its activations.
-func (p place) eachQuad(t reg.Register, bytes int, body func(wAt, sAt, scales int, prefetch bool), scales int) {
+// bytes is the size of a quad's codes in a row.
+func (p place) eachQuad(t reg.Register, rows, bytes int, body func(wAt, sAt, scales int), scales int) {
 	TESTQ(p.left, p.left)
 	JZ(LabelRef("rest"))
 	Label("quad")
-	CMPQ(p.left, mem(t, tFarFrom))
-	CMOVQLE(mem(t, tFar), p.ahead)
+	prefetch(p.ahead, rows*bytes)
+	if scales != perRow {
+		prefetch(p.aheadS, rows*16/scales)
+	}
 	label = "vector"
-	body(tW, tS, scales, true)
+	body(tW, tS, scales)
 	ADDQ(U32(uint32(bytes)), p.weight)
 	if scales != perRow {
 		ADDQ(Imm(uint64(16/scales)), p.scale)
@@ -287,7 +294,7 @@ func (p place) eachQuad(t reg.Register, bytes int, body func(wAt, sAt, scales in
 	if scales != perRow {
 		scales = perBlock
 	}
-	body(tTail, tTailS, scales, false)
+	body(tTail, tTailS, scales)
 	Label("sums")
 }
 
@@ -345,9 +352,9 @@ func wide512(name string) {
 	w, d := zmm[:16], zmm[20:28]
 	clearAcc(t, zmm[0])
 	at := start(t)
-	at.eachQuad(t, 256, func(wAt, _, _ int, prefetch bool) {
+	at.eachQuad(t, 2, 256, func(wAt, _, _ int) {
 		for r := range 2 {
-			row := at.row(t, wAt, r, 256, prefetch)
+			row := at.row(t, wAt, r)
 			for i := range 8 {
 				VPMOVSXBW(mem(row, 32*i), w[8*r+i])
 			}

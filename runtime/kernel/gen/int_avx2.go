@@ -65,9 +65,9 @@ func narrow256(name string, bytes, zero, scales int, ones Mem, unpack func(raw M
 	VMOVDQU(ones, one)
 	clearAcc(t, reg.Y0)
 	at := start(t)
-	at.eachQuad(t, bytes, func(wAt, sAt, scales int, prefetch bool) {
+	at.eachQuad(t, 2, bytes, func(wAt, sAt, scales int) {
 		for r := range 2 {
-			row := at.row(t, wAt, r, bytes, prefetch)
+			row := at.row(t, wAt, r)
 			for b := range 4 {
 				unpack(mem(row, 0), b, reg.Y0, reg.Y1, reg.Y2)
 				VMOVDQU(reg.Y0, codes.Offset(256*r+64*b))
@@ -148,8 +148,8 @@ func wide256(name string) {
 	t := function(name, "func(t *byte)", name+" multiplies two rows with t.n vectors.")
 	clearAcc(t, reg.Y0)
 	at := start(t)
-	at.eachQuad(t, 256, func(wAt, _, _ int, prefetch bool) {
-		rows := []reg.Register{at.row(t, wAt, 0, 256, prefetch), at.row(t, wAt, 1, 256, prefetch)}
+	at.eachQuad(t, 2, 256, func(wAt, _, _ int) {
+		rows := []reg.Register{at.row(t, wAt, 0), at.row(t, wAt, 1)}
 		eachVector(t, func(act, acc reg.Register) {
 			p := GP64()
 			MOVQ(mem(act, actQ), p)
