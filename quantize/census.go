@@ -21,18 +21,18 @@ type Found struct {
 // Census is a model's tensors held against a snapshot, from headers alone.
 type Census struct {
 	Found     []Found   // in reading order
+	Missing   []Want    // required and not there
 	Absent    []Want    // optional and not there
 	Extra     []string  // in the snapshot, but not the model's
 	Uncertain []Reading // group sizes that the bytes alone do not tell
 }
 
-// TakeCensus looks every wanted tensor up. The problems are all that keeps the
-// model from being read: missing tensors (names that differ only in numbers
-// share a line), wrong shapes, formats that the byte counts do not allow.
+// TakeCensus looks every wanted tensor up. The problems are the tensors that
+// are there and cannot be read: wrong shapes, formats that the byte counts do
+// not allow.
 func TakeCensus(snap *format.Snapshot, wants []Want) (*Census, format.Problems) {
 	c := &Census{}
 	var problems format.Problems
-	var missing []string
 	used := map[string]bool{}
 	for _, w := range wants {
 		f, err := find(snap, w)
@@ -50,7 +50,7 @@ func TakeCensus(snap *format.Snapshot, wants []Want) (*Census, format.Problems) 
 		case w.Optional:
 			c.Absent = append(c.Absent, w)
 		default:
-			missing = append(missing, w.Name)
+			c.Missing = append(c.Missing, w)
 		}
 	}
 	c.settleGroups(snap)
@@ -59,21 +59,26 @@ func TakeCensus(snap *format.Snapshot, wants []Want) (*Census, format.Problems) 
 			c.Extra = append(c.Extra, name)
 		}
 	}
-	if len(missing) > 0 {
-		problems = append(problems, missingError(snap, missing, len(wants)))
-	}
 	return c, problems
 }
 
-// missingError says what is not there and what the directory looks like, so
-// that the reader can tell an unfinished download from a wrong model.
-func missingError(snap *format.Snapshot, missing []string, wanted int) error {
-	lines := Collapse(missing)
+// MissingError says what is not there and what the directory looks like, so
+// that the reader can tell an unfinished download from a wrong model; nil if
+// nothing is missing.
+func (c *Census) MissingError(snap *format.Snapshot) error {
+	if len(c.Missing) == 0 {
+		return nil
+	}
+	names := make([]string, len(c.Missing))
+	for i, w := range c.Missing {
+		names[i] = w.Name
+	}
+	lines := Collapse(names)
 	const most = 12
 	if len(lines) > most {
 		lines = append(lines[:most], fmt.Sprintf("… and %d more lines", len(lines)-most))
 	}
-	what := fmt.Sprintf("%d of %d tensors are missing in %d shards: %s", len(missing), wanted, len(snap.Shards), strings.Join(lines, ", "))
+	what := fmt.Sprintf("%d of %d tensors are missing in %d shards: %s", len(names), len(names)+len(c.Found), len(snap.Shards), strings.Join(lines, ", "))
 	for _, w := range snap.Warnings {
 		what += "; " + w
 	}

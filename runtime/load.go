@@ -55,6 +55,9 @@ func (m *Model) load() error {
 	}
 	census, problems := quantize.TakeCensus(m.Snapshot, wants)
 	m.Census = census
+	if err := census.MissingError(m.Snapshot); err != nil {
+		problems = append(problems, err)
+	}
 	problems = append(problems, m.unsupported()...)
 	if err := m.loadTokenizer(); err != nil {
 		problems = append(problems, err)
