@@ -24,13 +24,14 @@ var arrows = map[string][]string{
 	"quantize":            {"format"},
 	"runtime/kernel":      {"format", "quantize"},
 	"runtime":             {"format", "quantize", "runtime/kernel"},
-	"metal":               {"format", "quantize", "runtime/kernel", "runtime"},
+	"metal":               {"format", "quantize", "runtime/kernel", "runtime", "internal/msl"},
 	"cmd/internal/cli":    {"format"},
-	"cmd/internal/report": {"format", "quantize", "runtime/kernel", "runtime", "metal", "cmd/internal/cli"},
-	"cmd/convert":         {"format", "quantize", "runtime/kernel", "runtime", "metal", "cmd/internal/cli", "cmd/internal/report"},
-	"cmd/inspect":         {"format", "quantize", "runtime/kernel", "runtime", "metal", "cmd/internal/cli", "cmd/internal/report"},
-	"cmd/run":             {"format", "quantize", "runtime/kernel", "runtime", "metal", "cmd/internal/cli", "cmd/internal/report", "internal/fixtures"},
+	"cmd/internal/report": {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl", "cmd/internal/cli"},
+	"cmd/convert":         {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl", "cmd/internal/cli", "cmd/internal/report"},
+	"cmd/inspect":         {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl", "cmd/internal/cli", "cmd/internal/report"},
+	"cmd/run":             {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl", "cmd/internal/cli", "cmd/internal/report", "internal/fixtures"},
 	"internal/fixtures":   {},
+	"internal/msl":        {},
 }
 
 // testRooms is what the tests of any room may import besides its own arrows;
