@@ -90,4 +90,6 @@ type Scratch struct {
 	chunk []float32
 	ids   []int32
 	simd  simdScratch
+	one   [1][]float32 // a single query as a batch
+	two   [1][]float32
 }

@@ -14,6 +14,10 @@ const Chunk = 256
 // dst[kvl] = Σ_r q[r] · Wk[rowStart+r], r increasing, fused, from +0; a weight
 // is decoded to float32 first. len(q) rows of m are read; m.Cols = len(dst).
 func QAbs(dst, q []float32, m quantize.Matrix, rowStart int, tmp *Scratch) {
+	tmp.one, tmp.two = [1][]float32{dst}, [1][]float32{q}
+	if qabsSIMD(tmp.one[:], tmp.two[:], m, rowStart, tmp) {
+		return
+	}
 	tmp.row = grow(tmp.row, m.Cols)
 	clear(dst)
 	for r, x := range q {
@@ -25,6 +29,9 @@ func QAbs(dst, q []float32, m quantize.Matrix, rowStart int, tmp *Scratch) {
 // QAbsBatch is QAbs for several queries of one head: dst[s][kvl] from q[s].
 // Each row of m is decoded once.
 func QAbsBatch(dst, q [][]float32, m quantize.Matrix, rowStart int, tmp *Scratch) {
+	if qabsSIMD(dst, q, m, rowStart, tmp) {
+		return
+	}
 	tmp.row = grow(tmp.row, m.Cols)
 	for _, d := range dst {
 		clear(d)
@@ -45,6 +52,9 @@ func QAbsBatch(dst, q [][]float32, m quantize.Matrix, rowStart int, tmp *Scratch
 // holds the latent [len(qabs)] and then the rotated key [len(qrope)]; rows are
 // stride floats apart. The stripes run over the concatenated vector.
 func Score(dst, qabs, qrope, cache []float32, stride int, positions []int32, scale float32) {
+	if scoreOneSIMD(dst, qabs, qrope, cache, stride, positions, scale) {
+		return
+	}
 	for i := range dst {
 		t := i
 		if positions != nil {
@@ -58,10 +68,25 @@ func Score(dst, qabs, qrope, cache []float32, stride int, positions []int32, sca
 	}
 }
 
+// ScoreBatch is Score for several queries that see the same positions: dst[s]
+// from q[s], the latent and the rotated part joined. A row of the cache is read
+// once for all of them.
+func ScoreBatch(dst, q [][]float32, cache []float32, stride int, positions []int32, scale float32) {
+	if scoreSIMD(dst, q, cache, stride, positions, scale) {
+		return
+	}
+	for s, d := range dst {
+		Score(d, q[s], nil, cache, stride, positions, scale)
+	}
+}
+
 // Softmax replaces the scores p by e_i/Z with e_i = Exp(p_i − max) and Z the
 // sum of the e in the sixteen stripes of Dot. A stripe is chosen by the place
 // in p, also where p holds the scores of selected positions.
 func Softmax(p []float32) {
+	if softmaxSIMD(p) {
+		return
+	}
 	top := float32(math.Inf(-1))
 	for _, s := range p {
 		if s > top {
@@ -83,6 +108,10 @@ func Softmax(p []float32) {
 // the chunks are added to +0 in increasing order, so that an empty chunk makes
 // no difference.
 func Latent(dst, p, cache []float32, stride int, positions []int32, tmp *Scratch) {
+	tmp.one, tmp.two = [1][]float32{dst}, [1][]float32{p}
+	if latentSIMD(tmp.one[:], tmp.two[:], cache, stride, positions, tmp) {
+		return
+	}
 	tmp.chunk = grow(tmp.chunk, len(dst))
 	acc := tmp.chunk
 	clear(dst)
@@ -103,6 +132,17 @@ func Latent(dst, p, cache []float32, stride int, positions []int32, tmp *Scratch
 	Add(dst, acc)
 }
 
+// LatentBatch is Latent for several queries that see the same positions: dst[s]
+// from p[s]. A tile of the cache is read once for all of them.
+func LatentBatch(dst, p [][]float32, cache []float32, stride int, positions []int32, tmp *Scratch) {
+	if latentSIMD(dst, p, cache, stride, positions, tmp) {
+		return
+	}
+	for s, d := range dst {
+		Latent(d, p[s], cache, stride, positions, tmp)
+	}
+}
+
 // IndexScore is the score of the DSA indexer (arXiv:2512.02556, eq. 1) of one
 // query for the positions 0 … len(dst)−1: with the head dimension hd =
 // len(q)/len(w), keys [len(dst), hd] and s_h = Dot(q_h, k_t)·scale (one
@@ -113,6 +153,9 @@ func IndexScore(dst, q, w, keys []float32, scale float32) {
 		return
 	}
 	hd := len(q) / len(w)
+	if indexSIMD(dst, q, w, keys, hd, scale) {
+		return
+	}
 	for t := range dst {
 		k := keys[t*hd:][:hd]
 		var acc float32

@@ -141,6 +141,9 @@ func quarterSums(d []int32, words, mates []uint64) {
 // one rounding: quantize's decoder. A format without one gives NaN; Check
 // refuses it.
 func Dequant(m quantize.Matrix, row int, dst []float32) {
+	if dequantSIMD(m, row, dst) {
+		return
+	}
 	c, err := quantize.CodecFor(m.Format)
 	if err != nil {
 		fillNaN(dst)

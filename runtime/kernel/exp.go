@@ -52,6 +52,9 @@ func SiLU(x float32) float32 { return x / (1 + Exp(-x)) }
 // SiLUMul sets dst_i = SiLU(gate_i)·up_i; dst may be either operand.
 func SiLUMul(dst, gate, up []float32) {
 	gate, up = gate[:len(dst)], up[:len(dst)]
+	if siluMulSIMD(dst, gate, up) {
+		return
+	}
 	for i := range dst {
 		dst[i] = SiLU(gate[i]) * up[i]
 	}
@@ -59,6 +62,9 @@ func SiLUMul(dst, gate, up []float32) {
 
 // AddScaled adds w·y_i to out_i, fused.
 func AddScaled(out []float32, w float32, y []float32) {
+	if addScaledSIMD(out, w, y) {
+		return
+	}
 	y = y[:len(out)]
 	ws := [4]float32{w, w, w, w}
 	i := 0
@@ -72,6 +78,9 @@ func AddScaled(out []float32, w float32, y []float32) {
 
 // Add adds y_i to out_i.
 func Add(out, y []float32) {
+	if addSIMD(out, y) {
+		return
+	}
 	y = y[:len(out)]
 	for i := range out {
 		out[i] += y[i]

@@ -54,6 +54,16 @@ func bf16By1AVX2(t *byte)
 //go:noescape
 func bf16By2AVX2(t *byte)
 
+// bf16WidenAVX512 writes 16·sixteens weights as float32, fp8 times scale[0].
+//
+//go:noescape
+func bf16WidenAVX512(dst *float32, codes *byte, sixteens int, scale *float32)
+
+// bf16WidenAVX2 writes 16·sixteens weights as float32, fp8 times scale[0].
+//
+//go:noescape
+func bf16WidenAVX2(dst *float32, codes *byte, sixteens int, scale *float32)
+
 // f16By1AVX512 multiplies 4 rows with 1 vectors.
 //
 //go:noescape
@@ -79,6 +89,16 @@ func f16By1AVX2(t *byte)
 //go:noescape
 func f16By2AVX2(t *byte)
 
+// f16WidenAVX512 writes 16·sixteens weights as float32, fp8 times scale[0].
+//
+//go:noescape
+func f16WidenAVX512(dst *float32, codes *byte, sixteens int, scale *float32)
+
+// f16WidenAVX2 writes 16·sixteens weights as float32, fp8 times scale[0].
+//
+//go:noescape
+func f16WidenAVX2(dst *float32, codes *byte, sixteens int, scale *float32)
+
 // fp8By1AVX512 multiplies 4 rows with 1 vectors.
 //
 //go:noescape
@@ -103,6 +123,16 @@ func fp8By1AVX2(t *byte)
 //
 //go:noescape
 func fp8By2AVX2(t *byte)
+
+// fp8WidenAVX512 writes 16·sixteens weights as float32, fp8 times scale[0].
+//
+//go:noescape
+func fp8WidenAVX512(dst *float32, codes *byte, sixteens int, scale *float32)
+
+// fp8WidenAVX2 writes 16·sixteens weights as float32, fp8 times scale[0].
+//
+//go:noescape
+func fp8WidenAVX2(dst *float32, codes *byte, sixteens int, scale *float32)
 
 // readAVX512 reads lines cache lines and returns their sum.
 //

@@ -102,16 +102,12 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	MOVL        136(AX), CX
-	KMOVW       CX, K1
-	MOVQ        32(AX), CX
-	VMOVUPS     (CX), Z16
-	MOVQ        40(AX), CX
-	VMOVUPS     (CX), Z17
-	MOVQ        48(AX), CX
-	VMOVUPS     (CX), Z18
-	MOVQ        56(AX), CX
-	VMOVUPS     (CX), Z19
+	MOVL        136(AX), R9
+	KMOVW       R9, K1
+	VMOVUPS.Z   (CX)(R8*4), K1, Z16
+	VMOVUPS.Z   (DX)(R8*4), K1, Z17
+	VMOVUPS.Z   (BX)(R8*4), K1, Z18
+	VMOVUPS.Z   (SI)(R8*4), K1, Z19
 	VMOVUPS.Z   (DI)(R8*4), K1, Z20
 	VFMADD231PS Z20, Z16, K1, Z0
 	VFMADD231PS Z20, Z17, K1, Z1
@@ -232,16 +228,12 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	MOVL        136(AX), CX
-	KMOVW       CX, K1
-	MOVQ        32(AX), CX
-	VMOVUPS     (CX), Z16
-	MOVQ        40(AX), CX
-	VMOVUPS     (CX), Z17
-	MOVQ        48(AX), CX
-	VMOVUPS     (CX), Z18
-	MOVQ        56(AX), CX
-	VMOVUPS     (CX), Z19
+	MOVL        136(AX), R10
+	KMOVW       R10, K1
+	VMOVUPS.Z   (CX)(R9*4), K1, Z16
+	VMOVUPS.Z   (DX)(R9*4), K1, Z17
+	VMOVUPS.Z   (BX)(R9*4), K1, Z18
+	VMOVUPS.Z   (SI)(R9*4), K1, Z19
 	VMOVUPS.Z   (R8)(R9*4), K1, Z20
 	VFMADD231PS Z20, Z16, K1, Z0
 	VFMADD231PS Z20, Z17, K1, Z2
@@ -433,16 +425,12 @@ chunk:
 rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
-	MOVL        136(AX), CX
-	KMOVW       CX, K1
-	MOVQ        32(AX), CX
-	VMOVUPS     (CX), Z16
-	MOVQ        40(AX), CX
-	VMOVUPS     (CX), Z17
-	MOVQ        48(AX), CX
-	VMOVUPS     (CX), Z18
-	MOVQ        56(AX), CX
-	VMOVUPS     (CX), Z19
+	MOVL        136(AX), R12
+	KMOVW       R12, K1
+	VMOVUPS.Z   (CX)(R11*4), K1, Z16
+	VMOVUPS.Z   (DX)(R11*4), K1, Z17
+	VMOVUPS.Z   (BX)(R11*4), K1, Z18
+	VMOVUPS.Z   (SI)(R11*4), K1, Z19
 	VMOVUPS.Z   (R8)(R11*4), K1, Z20
 	VFMADD231PS Z20, Z16, K1, Z0
 	VFMADD231PS Z20, Z17, K1, Z4
@@ -694,14 +682,10 @@ rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
 	VMOVUPS     140(AX), Y14
-	MOVQ        32(AX), CX
-	VMOVUPS     (CX), Y8
-	MOVQ        40(AX), CX
-	VMOVUPS     (CX), Y9
-	MOVQ        48(AX), CX
-	VMOVUPS     (CX), Y10
-	MOVQ        56(AX), CX
-	VMOVUPS     (CX), Y11
+	VMASKMOVPS  (CX)(R8*4), Y14, Y8
+	VMASKMOVPS  (DX)(R8*4), Y14, Y9
+	VMASKMOVPS  (BX)(R8*4), Y14, Y10
+	VMASKMOVPS  (SI)(R8*4), Y14, Y11
 	VMASKMOVPS  (DI)(R8*4), Y14, Y12
 	VMOVAPS     Y0, Y13
 	VFMADD231PS Y12, Y8, Y13
@@ -716,14 +700,10 @@ rest:
 	VFMADD231PS Y12, Y11, Y13
 	VBLENDVPS   Y14, Y13, Y6, Y6
 	VMOVUPS     172(AX), Y14
-	MOVQ        32(AX), CX
-	VMOVUPS     32(CX), Y8
-	MOVQ        40(AX), CX
-	VMOVUPS     32(CX), Y9
-	MOVQ        48(AX), CX
-	VMOVUPS     32(CX), Y10
-	MOVQ        56(AX), CX
-	VMOVUPS     32(CX), Y11
+	VMASKMOVPS  32(CX)(R8*4), Y14, Y8
+	VMASKMOVPS  32(DX)(R8*4), Y14, Y9
+	VMASKMOVPS  32(BX)(R8*4), Y14, Y10
+	VMASKMOVPS  32(SI)(R8*4), Y14, Y11
 	VMASKMOVPS  32(DI)(R8*4), Y14, Y12
 	VMOVAPS     Y1, Y13
 	VFMADD231PS Y12, Y8, Y13
@@ -849,10 +829,8 @@ rest:
 	CMPQ        80(AX), $0x00
 	JE          sums
 	VMOVUPS     140(AX), Y14
-	MOVQ        32(AX), CX
-	VMOVUPS     (CX), Y8
-	MOVQ        40(AX), CX
-	VMOVUPS     (CX), Y9
+	VMASKMOVPS  (CX)(DI*4), Y14, Y8
+	VMASKMOVPS  (DX)(DI*4), Y14, Y9
 	VMASKMOVPS  (SI)(DI*4), Y14, Y12
 	VMOVAPS     Y0, Y13
 	VFMADD231PS Y12, Y8, Y13
@@ -868,10 +846,8 @@ rest:
 	VFMADD231PS Y12, Y9, Y13
 	VBLENDVPS   Y14, Y13, Y6, Y6
 	VMOVUPS     172(AX), Y14
-	MOVQ        32(AX), CX
-	VMOVUPS     32(CX), Y8
-	MOVQ        40(AX), CX
-	VMOVUPS     32(CX), Y9
+	VMASKMOVPS  32(CX)(DI*4), Y14, Y8
+	VMASKMOVPS  32(DX)(DI*4), Y14, Y9
 	VMASKMOVPS  32(SI)(DI*4), Y14, Y12
 	VMOVAPS     Y1, Y13
 	VFMADD231PS Y12, Y8, Y13
@@ -1981,6 +1957,47 @@ sums:
 	VZEROUPPER
 	RET
 
+// func bf16WidenAVX512(dst *float32, codes *byte, sixteens int, scale *float32)
+// Requires: AVX, AVX512F
+TEXT ·bf16WidenAVX512(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ codes+8(FP), CX
+	MOVQ sixteens+16(FP), DX
+	MOVQ scale+24(FP), BX
+
+sixteen:
+	VPMOVZXWD (CX), Z16
+	VPSLLD    $0x10, Z16, Z16
+	VMOVUPS   Z16, (AX)
+	ADDQ      $0x20, CX
+	ADDQ      $0x40, AX
+	DECQ      DX
+	JNZ       sixteen
+	VZEROUPPER
+	RET
+
+// func bf16WidenAVX2(dst *float32, codes *byte, sixteens int, scale *float32)
+// Requires: AVX, AVX2
+TEXT ·bf16WidenAVX2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ codes+8(FP), CX
+	MOVQ sixteens+16(FP), DX
+	MOVQ scale+24(FP), BX
+
+sixteen:
+	VPMOVZXWD (CX), Y0
+	VPSLLD    $0x10, Y0, Y0
+	VMOVUPS   Y0, (AX)
+	VPMOVZXWD 16(CX), Y0
+	VPSLLD    $0x10, Y0, Y0
+	VMOVUPS   Y0, 32(AX)
+	ADDQ      $0x20, CX
+	ADDQ      $0x40, AX
+	DECQ      DX
+	JNZ       sixteen
+	VZEROUPPER
+	RET
+
 // func f16By1AVX512(t *byte)
 // Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·f16By1AVX512(SB), NOSPLIT, $0-8
@@ -2939,6 +2956,44 @@ sums:
 	VPERMILPS    $0xb1, X12, X13
 	VADDPS       X13, X12, X12
 	VMOVSS       X12, 20(AX)
+	VZEROUPPER
+	RET
+
+// func f16WidenAVX512(dst *float32, codes *byte, sixteens int, scale *float32)
+// Requires: AVX, AVX512F
+TEXT ·f16WidenAVX512(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ codes+8(FP), CX
+	MOVQ sixteens+16(FP), DX
+	MOVQ scale+24(FP), BX
+
+sixteen:
+	VCVTPH2PS (CX), Z16
+	VMOVUPS   Z16, (AX)
+	ADDQ      $0x20, CX
+	ADDQ      $0x40, AX
+	DECQ      DX
+	JNZ       sixteen
+	VZEROUPPER
+	RET
+
+// func f16WidenAVX2(dst *float32, codes *byte, sixteens int, scale *float32)
+// Requires: AVX, F16C
+TEXT ·f16WidenAVX2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ codes+8(FP), CX
+	MOVQ sixteens+16(FP), DX
+	MOVQ scale+24(FP), BX
+
+sixteen:
+	VCVTPH2PS (CX), Y0
+	VMOVUPS   Y0, (AX)
+	VCVTPH2PS 16(CX), Y0
+	VMOVUPS   Y0, 32(AX)
+	ADDQ      $0x20, CX
+	ADDQ      $0x40, AX
+	DECQ      DX
+	JNZ       sixteen
 	VZEROUPPER
 	RET
 
@@ -5748,6 +5803,78 @@ sums:
 	VPERMILPS    $0xb1, X12, X13
 	VADDPS       X13, X12, X12
 	VMOVSS       X12, 20(AX)
+	VZEROUPPER
+	RET
+
+// func fp8WidenAVX512(dst *float32, codes *byte, sixteens int, scale *float32)
+// Requires: AVX, AVX2, AVX512DQ, AVX512F, AVX512VL
+TEXT ·fp8WidenAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         codes+8(FP), CX
+	MOVQ         sixteens+16(FP), DX
+	MOVQ         scale+24(FP), BX
+	VBROADCASTSS absMask<>+0(SB), Z28
+	VBROADCASTSS float480<>+0(SB), Z29
+	VBROADCASTSS float256<>+0(SB), Z30
+	VBROADCASTSS halfMask<>+0(SB), Z31
+	VBROADCASTSS (BX), Z26
+
+sixteen:
+	VPMOVZXBW (CX), Y16
+	VPSLLW    $0x08, Y16, Y16
+	VPSRAW    $0x01, Y16, Y16
+	VPANDD    Y31, Y16, Y16
+	VCVTPH2PS Y16, Z16
+	VMULPS    Z30, Z16, Z16
+	VANDPS    Z28, Z16, Z27
+	VCMPPS    $0x00, Z29, Z27, K2
+	VPORD     Z28, Z16, K2, Z16
+	VMULPS    Z26, Z16, Z16
+	VMOVUPS   Z16, (AX)
+	ADDQ      $0x10, CX
+	ADDQ      $0x40, AX
+	DECQ      DX
+	JNZ       sixteen
+	VZEROUPPER
+	RET
+
+// func fp8WidenAVX2(dst *float32, codes *byte, sixteens int, scale *float32)
+// Requires: AVX, F16C
+TEXT ·fp8WidenAVX2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ codes+8(FP), CX
+	MOVQ sixteens+16(FP), DX
+	MOVQ scale+24(FP), BX
+
+sixteen:
+	VPMOVZXBW    (CX), X0
+	VPSLLW       $0x08, X0, X0
+	VPSRAW       $0x01, X0, X0
+	VPAND        halfMask<>+0(SB), X0, X0
+	VCVTPH2PS    X0, Y0
+	VMULPS       float256<>+0(SB), Y0, Y0
+	VANDPS       absMask<>+0(SB), Y0, Y15
+	VCMPPS       $0x00, float480<>+0(SB), Y15, Y15
+	VORPS        Y15, Y0, Y0
+	VBROADCASTSS (BX), Y15
+	VMULPS       Y15, Y0, Y0
+	VMOVUPS      Y0, (AX)
+	VPMOVZXBW    8(CX), X0
+	VPSLLW       $0x08, X0, X0
+	VPSRAW       $0x01, X0, X0
+	VPAND        halfMask<>+0(SB), X0, X0
+	VCVTPH2PS    X0, Y0
+	VMULPS       float256<>+0(SB), Y0, Y0
+	VANDPS       absMask<>+0(SB), Y0, Y15
+	VCMPPS       $0x00, float480<>+0(SB), Y15, Y15
+	VORPS        Y15, Y0, Y0
+	VBROADCASTSS (BX), Y15
+	VMULPS       Y15, Y0, Y0
+	VMOVUPS      Y0, 32(AX)
+	ADDQ         $0x10, CX
+	ADDQ         $0x40, AX
+	DECQ         DX
+	JNZ          sixteen
 	VZEROUPPER
 	RET
 

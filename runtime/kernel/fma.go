@@ -147,6 +147,9 @@ func tree(acc *[16]float32) float32 {
 // elements i = j mod 16 in increasing order with FMA from +0, then the stripes
 // are added in a halving tree.
 func Dot(a, b []float32) float32 {
+	if d, ok := dotSIMD(a, b); ok {
+		return d
+	}
 	var acc [16]float32
 	stripes(&acc, a, b, 0)
 	return tree(&acc)

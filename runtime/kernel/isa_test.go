@@ -122,3 +122,170 @@ func TestMatVecOfEveryISA(t *testing.T) {
 		})
 	}
 }
+
+// edges are numbers whose sign, order or rounding a vector unit could treat in
+// a way of its own.
+var edges = []float32{0, float32(math.Copysign(0, -1)), 1, -1, 88, 88.00001, -87, -87.00001, 100, -100, 1e-30, -1e-30, 0x1p-126, 0x1p-149,
+	math.MaxFloat32, -math.MaxFloat32, 0.5, 1.5, 2.5, 1e-9, 1e9}
+
+func TestVectorsOfEveryISA(t *testing.T) {
+	for _, n := range append([]int{3, 5, 8, 31, 33, 128, 255, 4096}, awkward...) {
+		for k, kind := range append(kinds, "edges", "infinite", "nan") {
+			t.Run(fmt.Sprint(n, kind), func(t *testing.T) {
+				r := rand.New(rand.NewPCG(uint64(n), uint64(k)))
+				draw := func() []float32 {
+					x := sample(r, n, kinds[k%len(kinds)])
+					for i := range x {
+						switch {
+						case kind == "edges" || kind != "normal" && k >= len(kinds) && r.IntN(3) == 0:
+							x[i] = edges[r.IntN(len(edges))]
+						}
+					}
+					switch kind {
+					case "infinite":
+						x[r.IntN(n)] = float32(math.Inf(1 - 2*r.IntN(2)))
+					case "nan":
+						x[r.IntN(n)] = float32(math.NaN())
+					}
+					return guardedFloats(t, x)
+				}
+				a, b, c := draw(), draw(), draw()
+				check := func(name string, f func(out []float32)) {
+					t.Helper()
+					everyISA(t, name, func() []float32 {
+						out := guardedFloats(t, c)
+						f(out)
+						return out
+					})
+				}
+				check("Dot", func(out []float32) { out[0] = Dot(a, b) })
+				check("Add", func(out []float32) { Add(out, a) })
+				check("AddScaled", func(out []float32) { AddScaled(out, b[0], a) })
+				check("SiLUMul", func(out []float32) { SiLUMul(out, a, b) })
+				check("SiLUMul in place", func(out []float32) { SiLUMul(out, out, b) })
+				check("Softmax", func(out []float32) { Softmax(out) })
+				check("RMSNorm", func(out []float32) { RMSNorm(out, a, b, 1e-5) })
+				check("RMSNorm in place", func(out []float32) { RMSNorm(out, out, b, 1e-5) })
+				check("LayerNorm", func(out []float32) { LayerNorm(out, a, b, a, 1e-5) })
+				for _, bits := range []int{8, 12} {
+					everyISA(t, fmt.Sprint("Quantize ", bits), func() []float32 {
+						var act Activation
+						act.Quantize(a, bits)
+						out := append([]float32(nil), act.Scale...)
+						for i, q := range act.Q {
+							if s := act.Scale[i/Block]; s == s { // what a NaN makes of q shows nowhere
+								out = append(out, float32(q))
+							}
+						}
+						return out
+					})
+				}
+			})
+		}
+	}
+}
+
+func TestAttentionOfEveryISA(t *testing.T) {
+	var tmp Scratch
+	for seed, c := range []struct{ kvl, rope, pad, n, every, queries int }{
+		{1, 2, 0, 1, 1, 1}, {64, 16, 0, 70, 1, 2}, {100, 6, 3, 255, 1, 3}, {32, 8, 8, 256, 1, 4}, {32, 8, 0, 257, 1, 5},
+		{17, 64, 1, 600, 1, 6}, {48, 8, 0, 1100, 3, 7}, {48, 8, 0, 2000, 500, 8}, {512, 64, 0, 700, 1, 9}, {500, 64, 0, 1000, 7, 17},
+		{16, 1100, 0, 30, 1, 1},
+	} {
+		t.Run(fmt.Sprint(c), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(uint64(seed), 41))
+			kind := kinds[seed%len(kinds)]
+			stride := c.kvl + c.rope + c.pad
+			cache := guardedFloats(t, sample(r, c.n*stride-c.pad, kind))
+			var positions []int32
+			n := c.n
+			if c.every > 1 {
+				for p := c.n - 1; p >= 0; p -= c.every {
+					positions = append([]int32{int32(p)}, positions...)
+				}
+				n = len(positions)
+			}
+			q := make([][]float32, c.queries)
+			for s := range q {
+				q[s] = guardedFloats(t, sample(r, c.kvl+c.rope, "normal"))
+			}
+			rows := func(width int) [][]float32 {
+				x := make([][]float32, c.queries)
+				for s := range x {
+					x[s] = guardedFloats(t, make([]float32, width))
+				}
+				return x
+			}
+			var p [][]float32
+			everyISA(t, "Score", func() []float32 {
+				batch := rows(n)
+				ScoreBatch(batch, q, cache, stride, positions, 0.1)
+				one := guardedFloats(t, make([]float32, n))
+				all := make([]float32, 0)
+				for s, b := range batch {
+					Score(one, q[s][:c.kvl], q[s][c.kvl:], cache, stride, positions, 0.1)
+					sameBits(t, "batch", b, one)
+					Softmax(b)
+					all = append(append(all, one...), b...)
+				}
+				p = batch
+				return all
+			})
+			everyISA(t, "Latent", func() []float32 {
+				batch := rows(c.kvl)
+				LatentBatch(batch, p, cache, stride, positions, &tmp)
+				one := guardedFloats(t, make([]float32, c.kvl))
+				var all []float32
+				for s, b := range batch {
+					Latent(one, p[s], cache, stride, positions, &tmp)
+					sameBits(t, "batch", b, one)
+					all = append(all, one...)
+				}
+				return all
+			})
+		})
+	}
+}
+
+func TestIndexScoreOfEveryISA(t *testing.T) {
+	r := rand.New(rand.NewPCG(42, 0))
+	for _, c := range []struct{ heads, hd, n int }{{1, 1, 3}, {4, 32, 50}, {32, 128, 21}, {3, 17, 9}, {64, 128, 5}, {130, 16, 4}, {7, 20, 1}} {
+		q, w, k := guardedFloats(t, sample(r, c.heads*c.hd, "normal")), guardedFloats(t, sample(r, c.heads, "normal")), guardedFloats(t, sample(r, c.n*c.hd, "sparse"))
+		if c.n > 5 {
+			k[0] = float32(math.NaN())
+		}
+		everyISA(t, fmt.Sprint(c), func() []float32 {
+			dst := guardedFloats(t, make([]float32, c.n))
+			IndexScore(dst, q, w, k, 0.125)
+			return dst
+		})
+	}
+}
+
+func TestDequantAndQAbsOfEveryISA(t *testing.T) {
+	var tmp Scratch
+	for _, cols := range awkward {
+		t.Run(fmt.Sprint(cols), func(t *testing.T) {
+			for i, s := range specs(70, cols) {
+				r := rand.New(rand.NewPCG(43, uint64(i)))
+				m := guardedMatrix(t, encoded(r, s, kinds[i%len(kinds)]))
+				everyISA(t, s.String(), func() []float32 {
+					dst := guardedFloats(t, make([]float32, cols))
+					var all []float32
+					for _, row := range []int{0, 1, 69} {
+						Dequant(m, row, dst)
+						all = append(all, dst...)
+					}
+					return all
+				})
+				q := [][]float32{guardedFloats(t, sample(r, 65, "normal")), guardedFloats(t, sample(r, 65, "sparse"))}
+				everyISA(t, s.String(), func() []float32 {
+					d := [][]float32{guardedFloats(t, make([]float32, cols)), guardedFloats(t, make([]float32, cols))}
+					QAbsBatch(d, q, m, 5, &tmp)
+					QAbs(d[0], q[0], m, 5, &tmp)
+					return append(append([]float32(nil), d[0]...), d[1]...)
+				})
+			}
+		})
+	}
+}

@@ -4,6 +4,9 @@ package kernel
 func RMSNorm(y, x, w []float32, eps float32) {
 	y, w = y[:len(x)], w[:len(x)]
 	r := 1 / sqrt(Dot(x, x)/float32(len(x))+eps)
+	if scaleBySIMD(y, x, w, r) {
+		return
+	}
 	for i, v := range x {
 		y[i] = float32(v*r) * w[i]
 	}

@@ -22,7 +22,7 @@ var isas = func() []isa {
 	return have
 }()
 
-var tiles = map[isa]map[tileKey]tileKernel{
+var tiles = [...]map[tileKey]tileKernel{
 	avx2: {
 		{format.Int8Row, 0}:     {int8RowAVX2, 2, 0},
 		{format.Int4Row, 0}:     {int4RowAVX2, 2, 0},
@@ -45,7 +45,7 @@ var tiles = map[isa]map[tileKey]tileKernel{
 
 // floatKernels lists the float kernels by the vectors they take; the first
 // takes one.
-var floatKernels = map[isa]map[format.ID][]floatKernel{
+var floatKernels = [...]map[format.ID][]floatKernel{
 	avx2: {
 		format.F32:  {{f32By1AVX2, 4, 1}, {f32By2AVX2, 2, 2}},
 		format.BF16: {{bf16By1AVX2, 4, 1}, {bf16By2AVX2, 2, 2}},
@@ -57,5 +57,36 @@ var floatKernels = map[isa]map[format.ID][]floatKernel{
 		format.BF16: {{bf16By1AVX512, 4, 1}, {bf16By2AVX512, 4, 2}, {bf16By4AVX512, 4, 4}},
 		format.F16:  {{f16By1AVX512, 4, 1}, {f16By2AVX512, 4, 2}, {f16By4AVX512, 4, 4}},
 		format.FP8:  {{fp8By1AVX512, 4, 1}, {fp8By2AVX512, 4, 2}, {fp8By4AVX512, 4, 4}},
+	},
+}
+
+var vectors = [...]*vectorKernels{
+	avx2: {
+		add:              addAVX2,
+		scaleBy:          scaleByAVX2,
+		siluMul:          siluMulAVX2,
+		divide:           divideAVX2,
+		pack:             packAVX2,
+		accumulate:       accumulateAVX2,
+		accumulatePicked: accumulatePickedAVX2,
+		decodeInt8:       decodeInt8AVX2,
+		decodeInt4:       decodeInt4AVX2,
+		widen: map[format.ID]func(*float32, *byte, int, *float32){
+			format.BF16: bf16WidenAVX2, format.F16: f16WidenAVX2, format.FP8: fp8WidenAVX2,
+		},
+	},
+	avx512: {
+		add:              addAVX512,
+		scaleBy:          scaleByAVX512,
+		siluMul:          siluMulAVX512,
+		divide:           divideAVX512,
+		pack:             packAVX512,
+		accumulate:       accumulateAVX512,
+		accumulatePicked: accumulatePickedAVX512,
+		decodeInt8:       decodeInt8AVX512,
+		decodeInt4:       decodeInt4AVX512,
+		widen: map[format.ID]func(*float32, *byte, int, *float32){
+			format.BF16: bf16WidenAVX512, format.F16: f16WidenAVX512, format.FP8: fp8WidenAVX512,
+		},
 	},
 }

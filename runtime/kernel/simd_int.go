@@ -176,35 +176,3 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 	}
 	return true
 }
-
-// packActivation derives codes and sums from Q: for int8, each pair of blocks
-// as the even columns of one and the other, then the odd columns; for wider
-// numbers, which the kernels read in Q, nothing.
-func packActivation(a *Activation) {
-	whole := (len(a.Scale) + quad - 1) / quad * quad
-	if a.Bits != 8 {
-		a.codes, a.sums = a.codes[:0], a.sums[:0]
-		return
-	}
-	a.codes, a.sums = grow(a.codes, whole*Block), grow(a.sums, whole)
-	q := a.Q[:whole*Block]
-	for b := range whole {
-		d := a.codes[b/2*2*Block+b%2*Block/2:][:Block+Block/2]
-		var sum int32
-		for i := range Block / 2 {
-			even, odd := q[b*Block+2*i], q[b*Block+2*i+1]
-			d[i], d[Block+i] = int8(even), int8(odd)
-			sum += int32(even) + int32(odd)
-		}
-		a.sums[b] = 8 * sum
-	}
-}
-
-func quantizeSIMD(a *Activation, x []float32, bits int) bool {
-	if active == plain {
-		return false
-	}
-	quantizeBlocks(a, x, bits)
-	packActivation(a)
-	return true
-}

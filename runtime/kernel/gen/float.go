@@ -97,6 +97,10 @@ func floatFamily() {
 		}
 		float256(f, 4, 1)
 		float256(f, 2, 2)
+		if f.name != "f32" {
+			widen(f, "AVX512")
+			widen(f, "AVX2")
+		}
 	}
 	readAll512()
 	readAll256()
@@ -220,6 +224,10 @@ func float512(f weights, n int) {
 		KMOVW(mask, reg.K1)
 		scales()
 		for r := range rows {
+			if f.size == 4 {
+				VMOVUPS_Z(memX(fr.w[r], fr.col, 4, 0), reg.K1, w[r])
+				continue
+			}
 			p := GP64()
 			MOVQ(mem(fr.t, fTail+8*r), p)
 			f.widen512(mem(p, 0), w[r], scale[r])
@@ -288,6 +296,10 @@ func float256(f weights, rows, n int) {
 		for half := range 2 {
 			VMOVUPS(mem(fr.t, fMask+4+32*half), mask)
 			for r := range rows {
+				if f.size == 4 {
+					VMASKMOVPS(memX(fr.w[r], fr.col, 4, 32*half), mask, w[r])
+					continue
+				}
 				p := GP64()
 				MOVQ(mem(fr.t, fTail+8*r), p)
 				f.widen256(mem(p, 8*half*f.size), w[r], scale(r))
@@ -357,4 +369,29 @@ func readAll256() {
 	VZEROUPPER()
 	Store(r, ReturnIndex(0))
 	RET()
+}
+
+// widen writes sixteens of weights as float32.
+func widen(f weights, suffix string) {
+	text(f.name+"Widen"+suffix, "dst *float32, codes *byte, sixteens int, scale *float32", "writes 16·sixteens weights as float32, fp8 times scale[0].")
+	dst, codes, n, scale := arg("dst"), arg("codes"), arg("sixteens"), arg("scale")
+	if suffix == "AVX512" && f.prepare != nil {
+		f.prepare()
+		VBROADCASTSS(mem(scale, 0), reg.Z26)
+	}
+	Label("sixteen")
+	if suffix == "AVX512" {
+		f.widen512(mem(codes, 0), reg.Z16, reg.Z26)
+		VMOVUPS(reg.Z16, mem(dst, 0))
+	} else {
+		for half := range 2 {
+			f.widen256(mem(codes, 8*half*f.size), reg.Y0, mem(scale, 0))
+			VMOVUPS(reg.Y0, mem(dst, 32*half))
+		}
+	}
+	ADDQ(Imm(uint64(16*f.size)), codes)
+	ADDQ(Imm(64), dst)
+	DECQ(n)
+	JNZ(LabelRef("sixteen"))
+	end()
 }

@@ -1,0 +1,637 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"regexp"
+	"strconv"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+func init() { families["vector"] = vectorFamily }
+
+// width is one of the two register widths with what differs between them.
+type width struct {
+	suffix string
+	lanes  int
+	r      []reg.VecPhysical
+}
+
+var widths = []*width{{"AVX512", 16, zmm}, {"AVX2", 8, ymm}}
+
+func (v *width) wide() bool { return v.lanes == 16 }
+
+// constants, one 32-bit pattern repeated, shared by both widths.
+var patterns = map[uint32]Mem{}
+
+func pattern(bits uint32) Mem {
+	m, ok := patterns[bits]
+	if !ok {
+		m = dwords(fmt.Sprintf("dword%08x", bits), repeated(bits, 8)...)
+		patterns[bits] = m
+	}
+	return m
+}
+
+func float(x float32) Mem { return pattern(math.Float32bits(x)) }
+
+// load sets r to a constant.
+func (v *width) load(m Mem, r reg.VecPhysical) { VBROADCASTSS(m, r) }
+
+// where sets dst to value in the lanes in which a ⟨op⟩ b, an immediate of VCMPPS.
+func (v *width) where(op uint64, a, b, value, dst, tmp reg.VecPhysical) {
+	if v.wide() {
+		VCMPPS(Imm(op), b, a, reg.K2)
+		VMOVAPS(value, reg.K2, dst)
+		return
+	}
+	VCMPPS(Imm(op), b, a, tmp)
+	VBLENDVPS(tmp, value, dst, dst)
+}
+
+// The orders of VCMPPS: equal, less, not less or equal, unordered.
+const (
+	cmpEQ, cmpLT, cmpLE, cmpUnord, cmpGT = 0, 1, 2, 3, 14
+)
+
+// access is a load or store of a vector, all of it or the tail's lanes.
+type access struct {
+	v    *width
+	tail bool
+	mask reg.VecPhysical // AVX2
+}
+
+func (a access) load(m Mem, r reg.VecPhysical) {
+	switch {
+	case !a.tail:
+		VMOVUPS(m, r)
+	case a.v.wide():
+		VMOVUPS_Z(m, reg.K1, r)
+	default:
+		VMASKMOVPS(m, a.mask, r)
+	}
+}
+
+func (a access) store(r reg.VecPhysical, m Mem) {
+	switch {
+	case !a.tail:
+		VMOVUPS(r, m)
+	case a.v.wide():
+		VMOVUPS(r, reg.K1, m)
+	default:
+		VMASKMOVPS(r, a.mask, m)
+	}
+}
+
+// each calls body with the offset register of every vector of n elements, the
+// last with only the lanes that are left. mask is a free register.
+func (v *width) each(n reg.GPVirtual, mask reg.VecPhysical, body func(a access, at reg.Register)) {
+	at := GP64()
+	XORQ(at, at)
+	Label("vector")
+	CMPQ(n, Imm(uint64(v.lanes)))
+	JL(LabelRef("tail"))
+	body(access{v: v}, at)
+	ADDQ(Imm(uint64(4*v.lanes)), at)
+	SUBQ(Imm(uint64(v.lanes)), n)
+	JMP(LabelRef("vector"))
+	Label("tail")
+	TESTQ(n, n)
+	JZ(LabelRef("done"))
+	v.tailMask(n, mask)
+	body(access{v: v, tail: true, mask: mask}, at)
+	Label("done")
+}
+
+var tailLanes Mem
+
+// tailMask makes the mask of n lanes, in K1 or in mask.
+func (v *width) tailMask(n reg.GPVirtual, mask reg.VecPhysical) {
+	if v.wide() {
+		bits, one := GP64(), GP64()
+		MOVQ(I32(-1), one)
+		BZHIQ(n, one, bits)
+		KMOVW(bits.As32(), reg.K1)
+		return
+	}
+	p, k := GP64(), GP64()
+	LEAQ(tailLanes, p)
+	MOVQ(n, k)
+	NEGQ(k)
+	VMOVDQU(memX(p, k, 4, 32), mask)
+}
+
+// text begins a function.
+func text(name, args, doc string) {
+	TEXT(name, NOSPLIT, "func("+args+")")
+	Pragma("noescape")
+	Doc(name + " " + doc)
+}
+
+func arg(name string) reg.GPVirtual {
+	r := GP64()
+	Load(Param(name), r)
+	return r
+}
+
+func end() {
+	VZEROUPPER()
+	RET()
+}
+
+// expTable is read from exp.go, where the constants stand once.
+type expTable struct {
+	log2e, hi, lo, min, max float32
+	poly                    []float32
+}
+
+func readExp() (t expTable) {
+	src, err := os.ReadFile("../exp.go")
+	if err != nil {
+		panic(err)
+	}
+	number := func(s string) float32 {
+		x, err := strconv.ParseFloat(s, 32)
+		if err != nil {
+			panic(err)
+		}
+		return float32(x)
+	}
+	for name, p := range map[string]*float32{"Log2E": &t.log2e, "Ln2Hi": &t.hi, "Ln2Lo": &t.lo, "Min": &t.min, "Max": &t.max} {
+		*p = number(string(regexp.MustCompile(`\b` + name + `: ([-+0-9a-fx.p]+)`).FindSubmatch(src)[1]))
+	}
+	list := regexp.MustCompile(`Poly: \[7\]float32\{(.*?)\}`).FindSubmatch(src)[1]
+	for _, s := range regexp.MustCompile(`[^, ]+`).FindAllString(string(list), -1) {
+		t.poly = append(t.poly, number(s))
+	}
+	return t
+}
+
+// exp sets y to eˣ of x, step by step as Exp does; x is kept.
+func (v *width) exp(t expTable, x, y, a, b, c reg.VecPhysical) {
+	v.load(float(t.log2e), a)
+	VMULPS(a, x, a)
+	v.load(float(3<<22), b)
+	VADDPS(b, a, a) // shifted
+	VSUBPS(b, a, b) // n
+	v.load(float(-t.hi), c)
+	VMOVAPS(x, y)
+	VFMADD231PS(c, b, y)
+	v.load(float(-t.lo), c)
+	VFMADD231PS(c, b, y) // r
+	v.load(float(t.poly[0]), b)
+	for _, p := range t.poly[1:] {
+		v.load(float(p), c)
+		VFMADD213PS(c, y, b)
+	}
+	VPSLLD(Imm(23), a, a)
+	VPADDD(a, b, y)
+	v.load(float(t.min), a)
+	v.load(pattern(0), b)
+	v.where(cmpLT, x, a, b, y, c)
+	v.load(float(t.max), a)
+	v.load(float(math.MaxFloat32), b)
+	v.where(cmpGT, x, a, b, y, c)
+	v.load(pattern(0x7fc00000), b)
+	v.where(cmpUnord, x, x, b, y, c)
+}
+
+func vectorFamily() {
+	tailLanes = dwords("tailLanes", append(repeated(^uint32(0), 8), repeated(0, 8)...)...)
+	t := readExp()
+	for _, v := range widths {
+		addTo(v)
+		scaleBy(v)
+		siluMul(v, t)
+		softmax(v, t)
+		quantizeBlocks(v)
+		accumulate(v, false)
+		accumulate(v, true)
+		indexSum(v)
+		decode(v)
+	}
+}
+
+func addTo(v *width) {
+	text("add"+v.suffix, "out, y *float32, n int", "adds y to out.")
+	out, y, n := arg("out"), arg("y"), arg("n")
+	v.each(n, v.r[2], func(a access, at reg.Register) {
+		a.load(memX(out, at, 1, 0), v.r[0])
+		a.load(memX(y, at, 1, 0), v.r[1])
+		VADDPS(v.r[1], v.r[0], v.r[0])
+		a.store(v.r[0], memX(out, at, 1, 0))
+	})
+	end()
+}
+
+func scaleBy(v *width) {
+	text("scaleBy"+v.suffix, "y, x, w *float32, n int, r float32", "sets y to (x·r)·w.")
+	y, x, w, n := arg("y"), arg("x"), arg("w"), arg("n")
+	p, err := Param("r").Resolve()
+	if err != nil {
+		panic(err)
+	}
+	VBROADCASTSS(p.Addr, v.r[3])
+	v.each(n, v.r[2], func(a access, at reg.Register) {
+		a.load(memX(x, at, 1, 0), v.r[0])
+		a.load(memX(w, at, 1, 0), v.r[1])
+		VMULPS(v.r[3], v.r[0], v.r[0])
+		VMULPS(v.r[1], v.r[0], v.r[0])
+		a.store(v.r[0], memX(y, at, 1, 0))
+	})
+	end()
+}
+
+func siluMul(v *width, t expTable) {
+	text("siluMul"+v.suffix, "dst, gate, up *float32, n int", "sets dst to SiLU(gate)·up.")
+	dst, gate, up, n := arg("dst"), arg("gate"), arg("up"), arg("n")
+	v.each(n, v.r[7], func(a access, at reg.Register) {
+		g, x, e := v.r[0], v.r[1], v.r[2]
+		a.load(memX(gate, at, 1, 0), g)
+		v.load(pattern(1<<31), x)
+		VXORPS(x, g, x)
+		v.exp(t, x, e, v.r[3], v.r[4], v.r[5])
+		v.load(float(1), x)
+		VADDPS(x, e, e)
+		VDIVPS(e, g, g)
+		a.load(memX(up, at, 1, 0), x)
+		VMULPS(x, g, g)
+		a.store(g, memX(dst, at, 1, 0))
+	})
+	end()
+}
+
+// softmax is in three passes, as functions of their own: the greatest score,
+// the exponentials with their sixteen sums, the quotients.
+func softmax(v *width, t expTable) {
+	text("greatest"+v.suffix, "p *float32, n int, top *float32", "sets top[16] to the greatest of p in each stripe, −Inf for none.")
+	p, n, top := arg("p"), arg("n"), arg("top")
+	v.load(pattern(0xff800000), v.r[0])
+	if !v.wide() {
+		VMOVAPS(v.r[0], v.r[3])
+	}
+	v.each(n, v.r[2], func(a access, at reg.Register) {
+		a.load(memX(p, at, 1, 0), v.r[1])
+		switch {
+		case a.tail && v.wide():
+			VMAXPS(v.r[0], v.r[1], reg.K1, v.r[0])
+		case a.tail:
+			VMAXPS(v.r[0], v.r[1], v.r[1])
+			VBLENDVPS(a.mask, v.r[1], v.r[0], v.r[0])
+		default:
+			VMAXPS(v.r[0], v.r[1], v.r[0])
+		}
+	})
+	VMOVUPS(v.r[0], mem(top, 0))
+	if !v.wide() {
+		VMOVUPS(v.r[3], mem(top, 32))
+	}
+	end()
+
+	text("expSum"+v.suffix, "p *float32, n int, top float32, sums *float32", "sets p to exp(p−top) and sums[16] to the sums of its stripes.")
+	p, n, sums := arg("p"), arg("n"), arg("sums")
+	at, err := Param("top").Resolve()
+	if err != nil {
+		panic(err)
+	}
+	m, acc := v.r[8], v.r[9:11]
+	VBROADCASTSS(at.Addr, m)
+	for _, r := range acc {
+		VXORPS(r, r, r)
+		if v.wide() {
+			break
+		}
+	}
+	swap := func() { // AVX2 takes the halves of the stripes by turns
+		if !v.wide() {
+			VMOVAPS(acc[0], v.r[0])
+			VMOVAPS(acc[1], acc[0])
+			VMOVAPS(v.r[0], acc[1])
+		}
+	}
+	turns := GP64()
+	XORQ(turns, turns)
+	v.each(n, v.r[7], func(a access, at reg.Register) {
+		x, e := v.r[0], v.r[1]
+		a.load(memX(p, at, 1, 0), x)
+		VSUBPS(m, x, x)
+		v.exp(t, x, e, v.r[2], v.r[3], v.r[4])
+		a.store(e, memX(p, at, 1, 0))
+		switch {
+		case a.tail && v.wide():
+			VADDPS(e, acc[0], reg.K1, acc[0])
+		case a.tail:
+			VADDPS(e, acc[0], e)
+			VBLENDVPS(a.mask, e, acc[0], acc[0])
+		default:
+			VADDPS(e, acc[0], acc[0])
+		}
+		swap()
+		INCQ(turns)
+	})
+	if !v.wide() {
+		TESTQ(U32(1), turns)
+		JZ(LabelRef("even"))
+		swap()
+		Label("even")
+		VMOVUPS(acc[1], mem(sums, 32))
+	}
+	VMOVUPS(acc[0], mem(sums, 0))
+	end()
+
+	text("divide"+v.suffix, "p *float32, n int, z float32", "divides p by z.")
+	p, n = arg("p"), arg("n")
+	at, err = Param("z").Resolve()
+	if err != nil {
+		panic(err)
+	}
+	VBROADCASTSS(at.Addr, v.r[1])
+	v.each(n, v.r[2], func(a access, at reg.Register) {
+		a.load(memX(p, at, 1, 0), v.r[0])
+		VDIVPS(v.r[1], v.r[0], v.r[0])
+		a.store(v.r[0], memX(p, at, 1, 0))
+	})
+	end()
+}
+
+// quantizeBlocks rounds whole blocks of 64.
+func quantizeBlocks(v *width) {
+	text("quantize"+v.suffix, "x *float32, blocks int, limit float32, q *int16, scale *float32", "rounds whole blocks as Quantize does.")
+	x, n, q, scale := arg("x"), arg("blocks"), arg("q"), arg("scale")
+	at, err := Param("limit").Resolve()
+	if err != nil {
+		panic(err)
+	}
+	vectors := 64 / v.lanes // 4 or 8
+	in := v.r[:vectors]
+	m, t := v.r[8], v.r[9]
+	abs, shift, floor, limit := v.r[10], v.r[11], v.r[12], v.r[13]
+	v.load(pattern(0x7fffffff), abs)
+	v.load(float(3<<22), shift)
+	v.load(float(1e-8), floor)
+	VBROADCASTSS(at.Addr, limit)
+	if !v.wide() {
+		v.load(pattern(0xffff), v.r[14])
+	}
+	Label("block")
+	for i, r := range in {
+		VMOVUPS(mem(x, 4*v.lanes*i), r)
+		if i == 0 {
+			VANDPS(abs, r, m)
+			continue
+		}
+		VANDPS(abs, r, t)
+		VPMAXUD(t, m, m)
+	}
+	if v.wide() {
+		VEXTRACTI64X4(Imm(1), m, reg.Y9)
+		VPMAXUD(reg.Y9, reg.Y8, reg.Y8)
+	}
+	VEXTRACTI128(Imm(1), reg.Y8, reg.X9)
+	VPMAXUD(reg.X9, reg.X8, reg.X8)
+	VPSHUFD(U8(0x4e), reg.X8, reg.X9)
+	VPMAXUD(reg.X9, reg.X8, reg.X8)
+	VPSHUFD(U8(0xb1), reg.X8, reg.X9)
+	VPMAXUD(reg.X9, reg.X8, reg.X8)
+	VDIVSS(reg.X13, reg.X8, reg.X8)
+	VMAXSS(reg.X8, reg.X12, reg.X8) // a NaN is the second operand and stays
+	VMOVSS(reg.X8, mem(scale, 0))
+	VBROADCASTSS(reg.X8, m)
+	for _, r := range in {
+		VDIVPS(m, r, r)
+		VADDPS(shift, r, r)
+	}
+	for i := 0; i < vectors; i += 2 {
+		if v.wide() {
+			VPMOVDW(in[i], mem(q, 32*i))
+			VPMOVDW(in[i+1], mem(q, 32*i+32))
+			continue
+		}
+		VANDPS(v.r[14], in[i], in[i])
+		VANDPS(v.r[14], in[i+1], in[i+1])
+		VPACKUSDW(in[i+1], in[i], in[i])
+		VPERMQ(U8(0xd8), in[i], in[i])
+		VMOVDQU(in[i], mem(q, 16*i))
+	}
+	ADDQ(U32(256), x)
+	ADDQ(U32(128), q)
+	ADDQ(Imm(4), scale)
+	DECQ(n)
+	JNZ(LabelRef("block"))
+	end()
+
+	text("pack"+v.suffix, "q *int16, pairs int, codes *int8, sums *int32", "makes the int8 form of pairs of blocks.")
+	q, n, codes, sums := arg("q"), arg("pairs"), arg("codes"), arg("sums")
+	y := ymm
+	byte0, ones := y[14], y[15]
+	VBROADCASTSS(pattern(0xff), byte0)
+	VBROADCASTSS(pattern(0x00010001), ones)
+	Label("pair")
+	for b := range 2 {
+		VPXOR(y[8], y[8], y[8])
+		for i := range 4 { // sixteen columns
+			VMOVDQU(mem(q, 128*b+32*i), y[i])
+			VPMADDWD(ones, y[i], y[9])
+			VPADDD(y[9], y[8], y[8])
+		}
+		for h := 0; h < 4; h += 2 { // even columns are the low words of the dwords
+			VPAND(byte0, y[h], y[4])
+			VPAND(byte0, y[h+1], y[5])
+			VPSRLD(Imm(16), y[h], y[6])
+			VPSRLD(Imm(16), y[h+1], y[7])
+			VPAND(byte0, y[6], y[6])
+			VPAND(byte0, y[7], y[7])
+			for k, r := range []int{4, 6} {
+				VPACKUSDW(y[r+1], y[r], y[r])
+				VPERMQ(U8(0xd8), y[r], y[r])
+				VEXTRACTI128(Imm(1), y[r], xmm[r+1])
+				VPACKUSWB(xmm[r+1], xmm[r], xmm[r])
+				VMOVDQU(xmm[r], mem(codes, 32*b+64*k+8*h))
+			}
+		}
+		VEXTRACTI128(Imm(1), y[8], xmm[9])
+		VPADDD(xmm[9], xmm[8], xmm[8])
+		VPSHUFD(U8(0x4e), xmm[8], xmm[9])
+		VPADDD(xmm[9], xmm[8], xmm[8])
+		VPSHUFD(U8(0xb1), xmm[8], xmm[9])
+		VPADDD(xmm[9], xmm[8], xmm[8])
+		VPSLLD(Imm(3), xmm[8], xmm[8])
+		VMOVD(xmm[8], mem(sums, 4*b))
+	}
+	ADDQ(U32(256), q)
+	ADDQ(U32(128), codes)
+	ADDQ(Imm(8), sums)
+	DECQ(n)
+	JNZ(LabelRef("pair"))
+	end()
+}
+
+// accumulate adds rows times their weights to acc, one after the other; as
+// many columns as registers stay in them over all rows.
+func accumulate(v *width, picked bool) {
+	name, args := "accumulate", "acc *float32, cols int, w *float32, n int, rows *float32, stride int"
+	if picked {
+		name, args = "accumulatePicked", args+", picks *int32"
+	}
+	text(name+v.suffix, args, "adds w[i]·rows[i] to acc[cols] for i < n, fused, in order; rows are stride bytes apart.")
+	acc, cols, w, n, rows, stride := arg("acc"), arg("cols"), arg("w"), arg("n"), arg("rows"), arg("stride")
+	var picks reg.GPVirtual
+	if picked {
+		picks = arg("picks")
+	}
+	x := v.r[len(v.r)-1]
+	mask := v.r[len(v.r)-2]
+	columns := func(label string, count int, a access) {
+		for c := range count {
+			a.load(mem(acc, 4*v.lanes*c), v.r[c])
+		}
+		row, i := GP64(), GP64()
+		MOVQ(rows, row)
+		XORQ(i, i)
+		Label(label)
+		VBROADCASTSS(memX(w, i, 4, 0), x)
+		if picked {
+			MOVLQSX(memX(picks, i, 4, 0), row)
+			IMULQ(stride, row)
+			ADDQ(rows, row)
+		}
+		for c := range count {
+			m := mem(row, 4*v.lanes*c)
+			switch {
+			case a.tail && v.wide():
+				VFMADD231PS(m, x, reg.K1, v.r[c])
+			case a.tail:
+				VMASKMOVPS(m, mask, v.r[1])
+				VFMADD231PS(v.r[1], x, v.r[0]) // the other lanes are not stored
+			default:
+				VFMADD231PS(m, x, v.r[c])
+			}
+		}
+		if !picked {
+			ADDQ(stride, row)
+		}
+		INCQ(i)
+		CMPQ(i, n)
+		JL(LabelRef(label))
+		for c := range count {
+			a.store(v.r[c], mem(acc, 4*v.lanes*c))
+		}
+	}
+	counts := []int{16, 4, 1}
+	if !v.wide() {
+		counts = []int{8, 1}
+	}
+	for _, count := range counts {
+		next := fmt.Sprintf("below%d", count)
+		Label(fmt.Sprintf("by%d", count))
+		CMPQ(cols, U32(uint32(count*v.lanes)))
+		JL(LabelRef(next))
+		columns(fmt.Sprintf("rows%d", count), count, access{v: v})
+		ADDQ(U32(uint32(4*count*v.lanes)), acc)
+		ADDQ(U32(uint32(4*count*v.lanes)), rows)
+		SUBQ(U32(uint32(count*v.lanes)), cols)
+		JMP(LabelRef(fmt.Sprintf("by%d", count)))
+		Label(next)
+	}
+	TESTQ(cols, cols)
+	JZ(LabelRef("done"))
+	v.tailMask(cols, mask)
+	columns("last", 1, access{v: v, tail: true, mask: mask})
+	Label("done")
+	end()
+}
+
+// indexSum is the sum over the heads of an indexer for four keys.
+func indexSum(v *width) {
+	if v.wide() {
+		return // four lanes are all there is
+	}
+	text("indexSumAVX2", "dots *float32, w *float32, heads int, scale float32, dst *float32", "sets dst[4] to the sum over h of w[h]·max(dots[h][4]·scale, 0), fused.")
+	dots, w, n, dst := arg("dots"), arg("w"), arg("heads"), arg("dst")
+	at, err := Param("scale").Resolve()
+	if err != nil {
+		panic(err)
+	}
+	VBROADCASTSS(at.Addr, reg.X3)
+	VXORPS(reg.X0, reg.X0, reg.X0)
+	VXORPS(reg.X2, reg.X2, reg.X2)
+	Label("head")
+	VMULPS(mem(dots, 0), reg.X3, reg.X1)
+	VCMPPS(Imm(cmpLE), reg.X2, reg.X1, reg.X4)
+	VANDNPS(reg.X1, reg.X4, reg.X1)
+	VBROADCASTSS(mem(w, 0), reg.X5)
+	VFMADD231PS(reg.X1, reg.X5, reg.X0)
+	ADDQ(Imm(16), dots)
+	ADDQ(Imm(4), w)
+	DECQ(n)
+	JNZ(LabelRef("head"))
+	VMOVUPS(reg.X0, mem(dst, 0))
+	end()
+}
+
+// decode writes blocks of 64 columns as float32.
+func decode(v *width) {
+	bytes := func(src Mem, dst reg.Register, scale reg.VecPhysical, i int) {
+		VPMOVSXBD(src, v.r[0])
+		VCVTDQ2PS(v.r[0], v.r[0])
+		VMULPS(scale, v.r[0], v.r[0])
+		VMOVUPS(v.r[0], mem(dst, 4*v.lanes*i))
+	}
+	args := "dst *float32, codes *byte, blocks int, scale *float32"
+	text("decodeInt8"+v.suffix, args, "writes blocks of 64 int8 codes times scale[0].")
+	dst, codes, n, scale := arg("dst"), arg("codes"), arg("blocks"), arg("scale")
+	VBROADCASTSS(mem(scale, 0), v.r[1])
+	Label("block")
+	for i := range 64 / v.lanes {
+		bytes(mem(codes, v.lanes*i), dst, v.r[1], i)
+	}
+	ADDQ(Imm(64), codes)
+	ADDQ(U32(256), dst)
+	DECQ(n)
+	JNZ(LabelRef("block"))
+	end()
+
+	text("decodeInt4"+v.suffix, args+", each int", "writes blocks of 64 int4 codes times scale[b/each].")
+	dst, codes, n, scale = arg("dst"), arg("codes"), arg("blocks"), arg("scale")
+	each := arg("each")
+	left := GP64()
+	buf := AllocLocal(64)
+	mask, eight := v.r[2], v.r[3]
+	v.load(pattern(0x0f0f0f0f), mask)
+	v.load(pattern(0x08080808), eight)
+	MOVQ(each, left)
+	Label("block")
+	for i := range 16 / v.lanes {
+		VPMOVZXBW(mem(codes, 16*i), v.r[0])
+		VPSLLW(Imm(4), v.r[0], v.r[4])
+		if v.wide() {
+			VPORD(v.r[4], v.r[0], v.r[0])
+			VPANDD(mask, v.r[0], v.r[0])
+			VPSUBB(eight, v.r[0], v.r[0])
+			VMOVDQU32(v.r[0], buf)
+		} else {
+			VPOR(v.r[4], v.r[0], v.r[0])
+			VPAND(mask, v.r[0], v.r[0])
+			VPSUBB(eight, v.r[0], v.r[0])
+			VMOVDQU(v.r[0], buf.Offset(32*i))
+		}
+	}
+	VBROADCASTSS(mem(scale, 0), v.r[1])
+	for i := range 64 / v.lanes {
+		bytes(buf.Offset(v.lanes*i), dst, v.r[1], i)
+	}
+	ADDQ(Imm(32), codes)
+	ADDQ(U32(256), dst)
+	DECQ(left)
+	JNZ(LabelRef("same"))
+	MOVQ(each, left)
+	ADDQ(Imm(4), scale)
+	Label("same")
+	DECQ(n)
+	JNZ(LabelRef("block"))
+	end()
+}

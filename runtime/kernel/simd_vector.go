@@ -1,0 +1,413 @@
+//go:build amd64 && !noasm
+
+package kernel
+
+import (
+	"math"
+	"unsafe"
+
+	"hawkmoth/format"
+	"hawkmoth/quantize"
+)
+
+// The functions here have the names and the meaning of those without SIMD; they
+// report false where the active level leaves the work to the Go code.
+
+// vectors are the kernels on float32 vectors of a level.
+type vectorKernels struct {
+	add              func(out, y *float32, n int)
+	scaleBy          func(y, x, w *float32, n int, r float32)
+	siluMul          func(dst, gate, up *float32, n int)
+	divide           func(p *float32, n int, z float32)
+	pack             func(q *int16, pairs int, codes *int8, sums *int32)
+	accumulate       func(acc *float32, cols int, w *float32, n int, rows *float32, stride int)
+	accumulatePicked func(acc *float32, cols int, w *float32, n int, rows *float32, stride int, picks *int32)
+	decodeInt8       func(dst *float32, codes *byte, blocks int, scale *float32)
+	decodeInt4       func(dst *float32, codes *byte, blocks int, scale *float32, each int)
+	widen            map[format.ID]func(dst *float32, codes *byte, sixteens int, scale *float32)
+}
+
+func first[T any](s []T) *T { return unsafe.SliceData(s) }
+
+// dotTile multiplies four rows with n vectors, of which the active level takes
+// up to four; t stays on the stack.
+func dotTile(t *floatTile, n int) {
+	p := (*byte)(unsafe.Pointer(t))
+	switch {
+	case active == avx512 && n == 4:
+		f32By4AVX512(p)
+	case active == avx512 && n == 2:
+		f32By2AVX512(p)
+	case active == avx512:
+		f32By1AVX512(p)
+	default:
+		f32By1AVX2(p)
+	}
+}
+
+// dotVectors is how many vectors dotTile takes of n.
+func dotVectors(n int) int {
+	switch {
+	case active != avx512 || n < 2:
+		return 1
+	case n < 4:
+		return 2
+	default:
+		return 4
+	}
+}
+
+func dotSIMD(a, b []float32) (float32, bool) {
+	if active == plain {
+		return 0, false
+	}
+	b = b[:len(a)]
+	var t floatTile
+	var out [16]float32
+	x := [1][]float32{b}
+	t.setColumns(len(a))
+	for r := range t.w {
+		t.w[r] = unsafe.Pointer(first(a))
+	}
+	t.x, t.out = unsafe.Pointer(&x[0]), unsafe.Pointer(&out[0])
+	dotTile(&t, 1)
+	return out[0], true
+}
+
+// scoreSIMD sets dst[s][i] to the product of x[s] and the row of position i,
+// times scale.
+func scoreSIMD(dst, x [][]float32, cache []float32, stride int, positions []int32, scale float32) bool {
+	if active == plain {
+		return false
+	}
+	if len(x) == 0 {
+		return true
+	}
+	var t floatTile
+	var out [16]float32
+	n, width := len(dst[0]), len(x[0])
+	t.setColumns(width)
+	t.out = unsafe.Pointer(&out[0])
+	for i := 0; i < n; i += 4 {
+		rows := min(4, n-i)
+		for r := range t.w {
+			p := i + min(r, rows-1)
+			if positions != nil {
+				p = int(positions[p])
+			}
+			t.w[r] = unsafe.Pointer(first(cache[p*stride:][:width]))
+		}
+		for s := 0; s < len(x); {
+			k := dotVectors(len(x) - s)
+			t.x = unsafe.Pointer(&x[s])
+			dotTile(&t, k)
+			for j, d := range dst[s : s+k] {
+				d = d[i:][:rows]
+				for r := range d {
+					d[r] = out[4*j+r] * scale
+				}
+			}
+			s += k
+		}
+	}
+	return true
+}
+
+// scoreWidth is the widest query that Score joins on the stack.
+const scoreWidth = 1024
+
+func scoreOneSIMD(dst, qabs, qrope, cache []float32, stride int, positions []int32, scale float32) bool {
+	n := len(qabs) + len(qrope)
+	if active == plain || n > scoreWidth {
+		return false
+	}
+	var joined [scoreWidth]float32
+	copy(joined[copy(joined[:], qabs):], qrope)
+	return scoreSIMD([][]float32{dst}, [][]float32{joined[:n]}, cache, stride, positions, scale)
+}
+
+func addScaledSIMD(out []float32, w float32, y []float32) bool {
+	if active == plain || len(out) == 0 {
+		return false
+	}
+	y = y[:len(out)]
+	if active == avx512 {
+		accumulateAVX512(first(out), len(out), &w, 1, first(y), 0)
+	} else {
+		accumulateAVX2(first(out), len(out), &w, 1, first(y), 0)
+	}
+	return true
+}
+
+// accumulateSIMD adds w_i times the row of position i to acc, in order.
+func accumulateSIMD(acc, w, cache []float32, stride int, positions []int32) {
+	if len(w) == 0 || len(acc) == 0 {
+		return
+	}
+	v := vectors[active]
+	if positions == nil {
+		_ = cache[(len(w)-1)*stride:][:len(acc)]
+		v.accumulate(first(acc), len(acc), first(w), len(w), first(cache), 4*stride)
+		return
+	}
+	for _, p := range positions[:len(w)] {
+		_ = cache[int(p)*stride:][:len(acc)]
+	}
+	v.accumulatePicked(first(acc), len(acc), first(w), len(w), first(cache), 4*stride, first(positions))
+}
+
+// latentTile is how many positions all queries take before the next ones.
+const latentTile = 64
+
+func latentSIMD(dst, p [][]float32, cache []float32, stride int, positions []int32, tmp *Scratch) bool {
+	if active == plain {
+		return false
+	}
+	if len(dst) == 0 {
+		return true
+	}
+	width, n := len(dst[0]), len(p[0])
+	tmp.chunk = grow(tmp.chunk, len(dst)*width)
+	clear(tmp.chunk)
+	for _, d := range dst {
+		clear(d)
+	}
+	at := func(i int) int {
+		if positions != nil {
+			return int(positions[i])
+		}
+		return i
+	}
+	for i := 0; i < n; {
+		chunk := at(i) / Chunk
+		end := i
+		for end < n && end < i+latentTile && at(end)/Chunk == chunk {
+			end++
+		}
+		for s := range dst {
+			acc := tmp.chunk[s*width:][:width]
+			if positions == nil {
+				accumulateSIMD(acc, p[s][i:end], cache[i*stride:], stride, nil)
+			} else {
+				accumulateSIMD(acc, p[s][i:end], cache, stride, positions[i:end])
+			}
+			if end == n || at(end)/Chunk != chunk {
+				Add(dst[s], acc)
+				clear(acc)
+			}
+		}
+		i = end
+	}
+	return true
+}
+
+func addSIMD(out, y []float32) bool {
+	if active == plain {
+		return false
+	}
+	y = y[:len(out)]
+	vectors[active].add(first(out), first(y), len(out))
+	return true
+}
+
+func scaleBySIMD(y, x, w []float32, r float32) bool {
+	if active == plain {
+		return false
+	}
+	vectors[active].scaleBy(first(y), first(x), first(w), len(x), r)
+	return true
+}
+
+func siluMulSIMD(dst, gate, up []float32) bool {
+	if active == plain {
+		return false
+	}
+	vectors[active].siluMul(first(dst), first(gate), first(up), len(dst))
+	return true
+}
+
+func softmaxSIMD(p []float32) bool {
+	if active == plain {
+		return false
+	}
+	var tops, sums [16]float32
+	if active == avx512 {
+		greatestAVX512(first(p), len(p), &tops[0])
+	} else {
+		greatestAVX2(first(p), len(p), &tops[0])
+	}
+	top := float32(math.Inf(-1))
+	for _, s := range tops {
+		if s > top {
+			top = s
+		}
+	}
+	if active == avx512 {
+		expSumAVX512(first(p), len(p), top, &sums[0])
+	} else {
+		expSumAVX2(first(p), len(p), top, &sums[0])
+	}
+	vectors[active].divide(first(p), len(p), tree(&sums))
+	return true
+}
+
+func quantizeSIMD(a *Activation, x []float32, bits int) bool {
+	if active == plain {
+		return false
+	}
+	whole := len(x) / Block
+	limit := float32(int(1)<<(bits-1) - 1)
+	var last [Block]float32
+	rest := x[whole*Block:]
+	copy(last[:], rest)
+	if active == avx512 {
+		if whole > 0 {
+			quantizeAVX512(first(x), whole, limit, first(a.Q), first(a.Scale))
+		}
+		if len(rest) > 0 {
+			quantizeAVX512(&last[0], 1, limit, &a.Q[whole*Block], &a.Scale[whole])
+		}
+	} else {
+		if whole > 0 {
+			quantizeAVX2(first(x), whole, limit, first(a.Q), first(a.Scale))
+		}
+		if len(rest) > 0 {
+			quantizeAVX2(&last[0], 1, limit, &a.Q[whole*Block], &a.Scale[whole])
+		}
+	}
+	clear(a.Q[len(x):])
+	if bits != 8 {
+		a.codes, a.sums = a.codes[:0], a.sums[:0]
+		return true
+	}
+	blocks := (len(a.Scale) + quad - 1) / quad * quad
+	a.codes, a.sums = grow(a.codes, blocks*Block), grow(a.sums, blocks)
+	if blocks > 0 {
+		vectors[active].pack(first(a.Q), blocks/2, first(a.codes), first(a.sums))
+	}
+	return true
+}
+
+// indexSIMD is IndexScore with room for four dot products of every head.
+func indexSIMD(dst, q, w, keys []float32, hd int, scale float32) bool {
+	const most = 128
+	if active == plain || len(w) > most {
+		return false
+	}
+	var t floatTile
+	var dots [4*most + 12]float32
+	var heads [most][]float32
+	for h := range w {
+		heads[h] = q[h*hd:][:hd]
+	}
+	t.setColumns(hd)
+	for i := 0; i < len(dst); i += 4 {
+		rows := min(4, len(dst)-i)
+		for r := range t.w {
+			t.w[r] = unsafe.Pointer(first(keys[(i+min(r, rows-1))*hd:][:hd]))
+		}
+		for h := 0; h < len(w); {
+			k := dotVectors(len(w) - h)
+			t.x, t.out = unsafe.Pointer(&heads[h]), unsafe.Pointer(&dots[4*h])
+			dotTile(&t, k)
+			h += k
+		}
+		var sums [4]float32
+		indexSumAVX2(&dots[0], first(w), len(w), scale, &sums[0])
+		copy(dst[i:][:rows], sums[:])
+	}
+	return true
+}
+
+// dequantSIMD is Dequant for the formats that kv_b and embeddings mostly have.
+func dequantSIMD(m quantize.Matrix, row int, dst []float32) bool {
+	if active == plain {
+		return false
+	}
+	v := vectors[active]
+	dst = dst[:m.Cols]
+	codes, scales := m.W[row*m.RowBytes():][:m.RowBytes()], m.ScaleCols()
+	blocks := m.Cols / Block
+	rest := m.Cols % Block
+	decode := func(dst []float32, codes []byte, blocks, at int) {
+		switch s := m.S[row*scales:]; {
+		case m.Format == format.Int8Row:
+			v.decodeInt8(first(dst), first(codes), blocks, &s[0])
+		case m.Format == format.Int4Row:
+			v.decodeInt4(first(dst), first(codes), blocks, &s[0], math.MaxInt)
+		default:
+			v.decodeInt4(first(dst), first(codes), blocks, &s[at*Block/m.Group], m.Group/Block)
+		}
+	}
+	switch m.Format {
+	case format.Int4Grouped, format.Int4Row, format.Int8Row:
+		if m.Format == format.Int4Grouped && m.Group%Block != 0 {
+			return false
+		}
+		if blocks > 0 {
+			decode(dst, codes, blocks, 0)
+		}
+		if rest > 0 {
+			var last [Block]float32
+			var tail [Block]byte
+			copy(tail[:], codes[blocks*layouts[m.Format].blockBytes:])
+			decode(last[:], tail[:], 1, blocks)
+			copy(dst[blocks*Block:], last[:])
+		}
+	case format.BF16, format.F16, format.FP8:
+		size, run := m.RowBytes()/max(1, m.Cols), m.Cols
+		var s []float32
+		if m.Format == format.FP8 {
+			run = 128
+			s = m.S[row/128*scales:][:scales]
+		}
+		for at := 0; at < m.Cols; at += run {
+			n := min(run, m.Cols-at)
+			scale := &zero
+			if s != nil {
+				scale = &s[at/run]
+			}
+			if n >= 16 {
+				v.widen[m.Format](&dst[at], &codes[at*size], n/16, scale)
+			}
+			if n%16 != 0 {
+				var last [16]float32
+				var tail [32]byte
+				copy(tail[:], codes[(at+n&^15)*size:(at+n)*size])
+				v.widen[m.Format](&last[0], &tail[0], 1, scale)
+				copy(dst[at+n&^15:at+n], last[:])
+			}
+		}
+	default:
+		return false
+	}
+	return true
+}
+
+var zero float32
+
+// qabsRows is how many decoded rows wait for the queries.
+const qabsRows = 32
+
+func qabsSIMD(dst, q [][]float32, m quantize.Matrix, rowStart int, tmp *Scratch) bool {
+	if active == plain {
+		return false
+	}
+	for _, d := range dst {
+		clear(d)
+	}
+	if len(q) == 0 {
+		return true
+	}
+	tmp.row = grow(tmp.row, qabsRows*m.Cols)
+	for r := 0; r < len(q[0]); r += qabsRows {
+		n := min(qabsRows, len(q[0])-r)
+		for i := range n {
+			Dequant(m, rowStart+r+i, tmp.row[i*m.Cols:][:m.Cols])
+		}
+		for s, d := range dst {
+			accumulateSIMD(d, q[s][r:][:n], tmp.row, m.Cols, nil)
+		}
+	}
+	return true
+}
