@@ -32,6 +32,8 @@ var arrows = map[string][]string{
 	"cmd/run":             {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl", "cmd/internal/cli", "cmd/internal/report", "internal/fixtures"},
 	"internal/fixtures":   {},
 	"internal/msl":        {},
+	"internal/genptx":     {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl"},
+	"internal/msl":        {},
 }
 
 // testRooms is what the tests of any room may import besides its own arrows;

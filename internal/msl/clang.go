@@ -1,0 +1,167 @@
+package msl
+
+import (
+	"crypto/sha256"
+	"embed"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// shimFiles are the headers and sources that stand in for Metal's.
+//
+//go:embed shim/*
+var shimFiles embed.FS
+
+// ErrNoClang says that the compiler is missing.
+var ErrNoClang = errors.New("needs clang 18 or newer")
+
+// Clang finds the compiler.
+var Clang = sync.OnceValues(func() (string, error) {
+	for _, name := range []string{"clang++-19", "clang++-20", "clang++-21", "clang++-18", "clang++"} {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			continue
+		}
+		out, err := exec.Command(path, "--version").Output()
+		if m := regexp.MustCompile(`clang version (\d+)`).FindSubmatch(out); err == nil && m != nil {
+			if major, _ := strconv.Atoi(string(m[1])); major >= 18 {
+				return path, nil
+			}
+		}
+	}
+	return "", ErrNoClang
+})
+
+// cacheDir holds compiled files under names made from their content, with the
+// shim's files beside them.
+var cacheDir = sync.OnceValues(func() (string, error) {
+	h := sha256.New()
+	entries, err := shimFiles.ReadDir("shim")
+	if err != nil {
+		return "", err
+	}
+	for _, e := range entries {
+		b, err := shimFiles.ReadFile("shim/" + e.Name())
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintln(h, e.Name(), len(b))
+		h.Write(b)
+	}
+	base, err := os.UserCacheDir()
+	if err != nil {
+		base = os.TempDir()
+	}
+	dir := filepath.Join(base, "hawkmoth", "msl", fmt.Sprintf("%x", h.Sum(nil)[:8]))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		dir = filepath.Join(os.TempDir(), "hawkmoth-msl", filepath.Base(dir))
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return "", err
+		}
+	}
+	for _, e := range entries {
+		b, _ := shimFiles.ReadFile("shim/" + e.Name())
+		if have, err := os.ReadFile(filepath.Join(dir, e.Name())); err == nil && string(have) == string(b) {
+			continue
+		}
+		if err := install(filepath.Join(dir, e.Name()), func(tmp string) error { return os.WriteFile(tmp, b, 0o644) }); err != nil {
+			return "", err
+		}
+	}
+	return dir, nil
+})
+
+// install makes a file under a name of its own and renames it, so that several
+// processes may make the same one.
+func install(path string, write func(tmp string) error) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "tmp*-"+filepath.Base(path))
+	if err != nil {
+		return err
+	}
+	tmp := f.Name()
+	err = errors.Join(f.Close(), write(tmp))
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp)
+	}
+	return err
+}
+
+// clang compiles text (or the shim's file of that name if it has no newline)
+// unless the cache has the result, and returns its path.
+func clang(text, ext string, args ...string) (string, error) {
+	cc, err := Clang()
+	if err != nil {
+		return "", err
+	}
+	dir, err := cacheDir()
+	if err != nil {
+		return "", err
+	}
+	h := sha256.Sum256([]byte(text + "\x00" + cc + "\x00" + strings.Join(args, "\x00")))
+	base := filepath.Join(dir, fmt.Sprintf("%x", h[:10]))
+	out := base + ext
+	if _, err := os.Stat(out); err == nil {
+		return out, nil
+	}
+	src := filepath.Join(dir, text)
+	if strings.Contains(text, "\n") {
+		src = base + ".cpp"
+		if err := install(src, func(tmp string) error { return os.WriteFile(tmp, []byte(text), 0o644) }); err != nil {
+			return "", err
+		}
+	}
+	err = install(out, func(tmp string) error {
+		a := slices.Concat([]string{"-I", dir}, args, []string{"-o", tmp, src})
+		if b, err := exec.Command(cc, a...).CombinedOutput(); err != nil {
+			return fmt.Errorf("clang: %w\n%s", err, b)
+		}
+		return nil
+	})
+	return out, err
+}
+
+// common are the flags of every mode.
+var common = []string{"-std=c++14", "-fms-extensions", "-fno-exceptions", "-ffp-contract=off",
+	"-Wno-unknown-attributes", "-Wno-unknown-pragmas", "-Wno-unused-function"}
+
+// PTX compiles one specialised kernel for NVIDIA devices of compute capability
+// 7.0 on.
+func PTX(f *File, kernel string, vals []Value) ([]byte, Entry, error) {
+	k := f.Kernel(kernel)
+	if k == nil {
+		return nil, Entry{}, fmt.Errorf("%s: no kernel %s", f.Name, kernel)
+	}
+	text, e, err := f.cuda(k, vals)
+	if err != nil {
+		return nil, e, err
+	}
+	path, err := clang(text, ".ptx", slices.Concat(common, []string{"-x", "cuda", "--cuda-device-only", "--cuda-gpu-arch=sm_70", "--cuda-feature=+ptx63",
+		"-nocudainc", "-nocudalib", "-O3", "-S"})...)
+	if err != nil {
+		return nil, e, fmt.Errorf("%s: kernel %s: %w", f.Name, kernel, err)
+	}
+	b, err := os.ReadFile(path)
+	return b, e, err
+}
+
+// CheckTypes compiles a file as C++ for OpenCL, which refuses what only
+// Apple's compiler would refuse: pointers of the wrong address space.
+func CheckTypes(f *File) error {
+	_, err := clang(f.strict(), ".strict", "-x", "clcpp", "-cl-std=CLC++2021", "-cl-no-stdinc", "-cl-single-precision-constant",
+		"-Wno-unknown-attributes", "-Wno-unknown-pragmas", "-fsyntax-only")
+	if err != nil {
+		return fmt.Errorf("%s: %w", f.Name, err)
+	}
+	return nil
+}

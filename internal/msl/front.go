@@ -1,0 +1,357 @@
+// Package msl runs Metal Shading Language on machines without Metal: it reads
+// the kernel signatures of a file and has clang compile its text, unchanged
+// but for function constants, as C++ for the CPU or as CUDA for PTX.
+package msl
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Param is one parameter of a kernel.
+type Param struct {
+	Type  string // as written, without the name
+	Name  string
+	Attr  string // buffer, threadgroup, thread_position_in_grid, …
+	Index int    // of a buffer or threadgroup parameter
+	Const bool   // a buffer that the kernel only reads
+	Space string // device, constant, threadgroup or empty
+}
+
+// Kernel is one kernel function.
+type Kernel struct {
+	Name   string
+	Line   int
+	Params []Param
+}
+
+// FuncConst is one function constant.
+type FuncConst struct {
+	Type, Name string
+	Index      int
+}
+
+// Value gives a function constant its value: a bool, int32, uint32 or float32.
+type Value struct {
+	Index int
+	Value any
+}
+
+// File is what Parse found in a kernel file.
+type File struct {
+	Name, Source string
+	Kernels      []Kernel
+	Consts       []FuncConst
+}
+
+var (
+	reKernel = regexp.MustCompile(`\bkernel\s+void\s+(\w+)\s*\(`)
+	reConst  = regexp.MustCompile(`\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant\s*\(\s*(\d+)\s*\)\s*\]\]\s*;`)
+	reAttr   = regexp.MustCompile(`^\s*(.*?)\b(\w+)\s*\[\[\s*(\w+)\s*(?:\(\s*(\d+)\s*\))?\s*\]\]\s*$`)
+	reConstQ = regexp.MustCompile(`\bconst\b`)
+	reSpace  = regexp.MustCompile(`\b(device|constant|threadgroup|thread)\b`)
+)
+
+// Kernel finds a kernel by name, or nil.
+func (f *File) Kernel(name string) *Kernel {
+	i := slices.IndexFunc(f.Kernels, func(k Kernel) bool { return k.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &f.Kernels[i]
+}
+
+// blank replaces comments and string literals by spaces, keeping offsets.
+func blank(src string) string {
+	b := []byte(src)
+	erase := func(from, to int) {
+		for i := from; i < to; i++ {
+			if b[i] != '\n' {
+				b[i] = ' '
+			}
+		}
+	}
+	for i := 0; i < len(src); {
+		end := i + 1
+		rest := src[i:]
+		switch {
+		case strings.HasPrefix(rest, "//"):
+			if n := strings.IndexByte(rest, '\n'); n >= 0 {
+				end = i + n
+			} else {
+				end = len(src)
+			}
+			erase(i, end)
+		case strings.HasPrefix(rest, "/*"):
+			if n := strings.Index(rest[2:], "*/"); n >= 0 {
+				end = i + n + 4
+			} else {
+				end = len(src)
+			}
+			erase(i, end)
+		case rest[0] == '"':
+			if n := strings.IndexAny(rest[1:], "\"\n"); n >= 0 {
+				end = i + n + 2
+				erase(i+1, end-1)
+			}
+		}
+		i = end
+	}
+	return string(b)
+}
+
+// Parse reads the kernel signatures and function constants of a file.
+func Parse(name, src string) (*File, error) {
+	s := blank(src)
+	f := &File{Name: name, Source: src}
+	for _, c := range reConst.FindAllStringSubmatch(s, -1) {
+		n, err := strconv.Atoi(c[3])
+		if err != nil {
+			return nil, fmt.Errorf("%s: function constant %s: %w", name, c[2], err)
+		}
+		f.Consts = append(f.Consts, FuncConst{c[1], c[2], n})
+	}
+	for _, loc := range reKernel.FindAllStringSubmatchIndex(s, -1) {
+		k := Kernel{Name: s[loc[2]:loc[3]], Line: 1 + strings.Count(s[:loc[0]], "\n")}
+		for _, p := range arguments(s[loc[1]:]) {
+			m := reAttr.FindStringSubmatch(strings.ReplaceAll(p, "\n", " "))
+			if m == nil {
+				return nil, fmt.Errorf("%s:%d: kernel %s: parameter %q has no attribute", name, k.Line, k.Name, strings.TrimSpace(p))
+			}
+			q := Param{Type: strings.TrimSpace(m[1]), Name: m[2], Attr: m[3]}
+			if m[4] != "" {
+				q.Index, _ = strconv.Atoi(m[4])
+			}
+			if limit := map[string]int{"buffer": 31, "threadgroup": 8}[q.Attr]; limit > 0 && q.Index >= limit {
+				return nil, fmt.Errorf("%s:%d: kernel %s: %s index %d (limit %d)", name, k.Line, k.Name, q.Attr, q.Index, limit-1)
+			}
+			q.Space = strings.Replace(reSpace.FindString(q.Type), "thread ", "", 1)
+			q.Const = q.Space == "constant" || reConstQ.MatchString(q.Type)
+			k.Params = append(k.Params, q)
+		}
+		f.Kernels = append(f.Kernels, k)
+	}
+	return f, nil
+}
+
+// arguments splits s, which starts behind an opening parenthesis, at the
+// commas before the closing one.
+func arguments(s string) []string {
+	var parts []string
+	depth, start := 1, 0
+	for i := 0; i < len(s); i++ {
+		switch s[i] {
+		case '(', '[', '<':
+			depth++
+		case ')', ']', '>':
+			if depth--; depth == 0 {
+				return append(parts, s[start:i])
+			}
+		case ',':
+			if depth == 1 {
+				parts = append(parts, s[start:i])
+				start = i + 1
+			}
+		}
+	}
+	return parts
+}
+
+// literals are the values of the file's function constants as C++ text, in the
+// order of f.Consts. Each needs a value of its type.
+func (f *File) literals(vals []Value) ([]string, error) {
+	out := make([]string, len(f.Consts))
+	for i, c := range f.Consts {
+		j := slices.IndexFunc(vals, func(v Value) bool { return v.Index == c.Index })
+		if j < 0 {
+			return nil, fmt.Errorf("%s: function constant %d (%s) has no value", f.Name, c.Index, c.Name)
+		}
+		lit, typ := "", ""
+		switch v := vals[j].Value.(type) {
+		case bool:
+			lit, typ = strconv.FormatBool(v), "bool"
+		case int32:
+			lit, typ = strconv.Itoa(int(v)), "int"
+		case uint32:
+			lit, typ = strconv.FormatUint(uint64(v), 10)+"u", "uint"
+		case float32:
+			lit, typ = strconv.FormatFloat(float64(v), 'x', -1, 32)+"f", "float"
+		}
+		if typ != c.Type {
+			return nil, fmt.Errorf("%s: function constant %d (%s) has type %s, not %T", f.Name, c.Index, c.Name, c.Type, vals[j].Value)
+		}
+		out[i] = lit
+	}
+	for _, v := range vals {
+		if !slices.ContainsFunc(f.Consts, func(c FuncConst) bool { return c.Index == v.Index }) {
+			return nil, fmt.Errorf("%s: no function constant %d", f.Name, v.Index)
+		}
+	}
+	return out, nil
+}
+
+// define rewrites the declarations of the function constants, the only change
+// to a file's text.
+func (f *File) define(def func(i int, c FuncConst) string) string {
+	i := -1
+	return reConst.ReplaceAllStringFunc(f.Source, func(string) string {
+		i++
+		return def(i, f.Consts[i])
+	})
+}
+
+const undef = "#undef kernel\n#undef device\n#undef constant\n#undef thread\n#undef threadgroup\n#line 1 \"trampolines\"\n"
+
+// ctype is a parameter's type without address spaces.
+func ctype(t string) string {
+	return strings.Join(strings.Fields(reSpace.ReplaceAllString(t, "")), " ")
+}
+
+// argument is the C++ expression that a trampoline passes for a parameter;
+// buffer and threadgroup are formats of the pointer for an index.
+func argument(p Param, buffer, threadgroup string) (string, error) {
+	ty := ctype(p.Type)
+	switch {
+	case p.Attr == "buffer" && strings.HasSuffix(ty, "&"):
+		return fmt.Sprintf("*(%s*)"+buffer, strings.TrimSuffix(ty, "&"), p.Index), nil
+	case p.Attr == "buffer":
+		return fmt.Sprintf("(%s)"+buffer, ty, p.Index), nil
+	case p.Attr == "threadgroup":
+		return fmt.Sprintf("(%s)"+threadgroup, ty, p.Index), nil
+	}
+	if from, ok := scalars[p.Attr]; ok && (ty == "uint" || ty == "ushort") {
+		return ty + "(" + from + ")", nil
+	}
+	if from, ok := vectors[p.Attr]; ok {
+		switch ty {
+		case "uint":
+			return from + "[0]", nil
+		case "uint2":
+			return fmt.Sprintf("metal::uint2(%s[0], %[1]s[1])", from), nil
+		case "uint3":
+			return fmt.Sprintf("metal::uint3(%s[0], %[1]s[1], %[1]s[2])", from), nil
+		}
+	}
+	return "", fmt.Errorf("parameter %s: %s of type %q is not supported", p.Name, p.Attr, p.Type)
+}
+
+var scalars = map[string]string{
+	"thread_index_in_threadgroup":    "t->tiitg",
+	"thread_index_in_simdgroup":      "t->lane",
+	"simdgroup_index_in_threadgroup": "t->sg",
+	"simdgroups_per_threadgroup":     "t->nsg",
+	"threads_per_simdgroup":          "32",
+}
+
+var vectors = map[string]string{
+	"threadgroup_position_in_grid":   "t->tgpig",
+	"thread_position_in_threadgroup": "t->tpitg",
+	"threads_per_threadgroup":        "t->d->tg",
+	"threadgroups_per_grid":          "t->d->grid",
+	"thread_position_in_grid":        "msl_gpos(t).v",
+}
+
+func (f *File) call(k *Kernel, buffer, threadgroup string) (string, error) {
+	var args []string
+	for _, p := range k.Params {
+		a, err := argument(p, buffer, threadgroup)
+		if err != nil {
+			return "", fmt.Errorf("%s:%d: kernel %s: %w", f.Name, k.Line, k.Name, err)
+		}
+		args = append(args, a)
+	}
+	return k.Name + "(" + strings.Join(args, ", ") + ")", nil
+}
+
+// cpu is the translation unit for the emulator: all kernels of the file, with
+// function constants as variables that msl_constant sets, since on Metal too
+// they are no constants for the compiler's front end.
+func (f *File) cpu() (string, error) {
+	var b, table, set strings.Builder
+	text := f.define(func(_ int, c FuncConst) string {
+		fmt.Fprintf(&set, "  case %d: __builtin_memcpy(&%s, p, sizeof %[2]s); break;\n", c.Index, c.Name)
+		return fmt.Sprintf("__attribute__((section(\"mslconst\"))) static %s %s;", c.Type, c.Name)
+	})
+	fmt.Fprintf(&b, "#include <metal_stdlib>\n#line 1 %q\n%s\n%s#include \"emu.h\"\n", f.Name, text, undef)
+	b.WriteString(`__attribute__((section("mslconst"), used)) static uint msl_const_first;
+extern "C" char __start_mslconst[], __stop_mslconst[];
+extern "C" const char *msl_const_range(int end) { return end ? __stop_mslconst : __start_mslconst; }
+struct msl_g3 { uint v[3]; };
+MSL_NOTSAN static inline msl_g3 msl_gpos(const MslThread *t) {
+  msl_g3 g;
+  for (int i = 0; i < 3; i++) g.v[i] = t->tgpig[i] * t->d->tg[i] + t->tpitg[i];
+  return g;
+}
+`)
+	fmt.Fprintf(&b, "extern \"C\" void msl_constant(int i, const void *p) {\n  switch (i) {\n%s  }\n}\n", set.String())
+	for i := range f.Kernels {
+		k := &f.Kernels[i]
+		c, err := f.call(k, "t->d->bufs[%d].p", "t->tgmem[%d]")
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&b, "MSL_NOTSAN static void msl_t_%s(const MslThread *t) {\n  %s;\n}\n", k.Name, c)
+		fmt.Fprintf(&table, "  {%q, msl_t_%s},\n", k.Name, k.Name)
+	}
+	fmt.Fprintf(&b, "extern \"C\" const MslKernel msl_kernels[] = {\n%s  {0, 0}};\n", table.String())
+	return b.String(), nil
+}
+
+// Entry is the signature of a kernel in PTX: Name takes a pointer for each of
+// Buffers indices, then an offset into dynamic shared memory for each index of
+// Threadgroup.
+type Entry struct {
+	Name        string
+	Buffers     int
+	Threadgroup []int
+}
+
+// cuda is the translation unit for clang -x cuda: one specialised kernel.
+func (f *File) cuda(k *Kernel, vals []Value) (string, Entry, error) {
+	e := Entry{Name: k.Name + "_cuda"}
+	lits, err := f.literals(vals)
+	if err != nil {
+		return "", e, err
+	}
+	text := f.define(func(i int, c FuncConst) string {
+		return fmt.Sprintf("static constexpr %s %s = %s;", c.Type, c.Name, lits[i])
+	})
+	var sig []string
+	for _, p := range k.Params {
+		switch p.Attr {
+		case "buffer":
+			e.Buffers = max(e.Buffers, p.Index+1)
+		case "threadgroup":
+			e.Threadgroup = append(e.Threadgroup, p.Index)
+		}
+	}
+	for i := range e.Buffers {
+		sig = append(sig, fmt.Sprintf("char *b%d", i))
+	}
+	for _, i := range e.Threadgroup {
+		sig = append(sig, fmt.Sprintf("uint s%d", i))
+	}
+	call, err := f.call(k, "b%d", "(msl_smem + s%d)")
+	if err != nil {
+		return "", e, err
+	}
+	return fmt.Sprintf("#include <metal_stdlib>\n#pragma clang force_cuda_host_device begin\n#line 1 %q\n%s\n#pragma clang force_cuda_host_device end\n%s#include \"cuda.h\"\n"+
+		"extern \"C\" __attribute__((global)) void %s(%s) {\n  MslThread tt;\n  msl_thread(tt);\n  const MslThread *t = &tt;\n  %s;\n}\n",
+		f.Name, text, undef, e.Name, strings.Join(sig, ", "), call), e, nil
+}
+
+// strict is the translation unit for clang's C++ for OpenCL, whose rules for
+// address spaces are MSL's.
+func (f *File) strict() string {
+	text := f.define(func(_ int, c FuncConst) string {
+		v := map[string]string{"bool": "true", "float": "1.0f"}[c.Type]
+		if v == "" {
+			v = "64"
+		}
+		return fmt.Sprintf("constant %s %s = %s;", c.Type, c.Name, v)
+	})
+	return fmt.Sprintf("#include <metal_stdlib>\n#line 1 %q\n%s", f.Name, text)
+}

@@ -1,0 +1,4 @@
+package metal
+
+// Drivers are the kinds of devices of this platform, the best first.
+func Drivers() []Driver { return drivers }

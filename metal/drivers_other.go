@@ -1,0 +1,5 @@
+//go:build nogpu || !(linux && (amd64 || arm64))
+
+package metal
+
+var drivers []Driver
