@@ -33,7 +33,6 @@ var arrows = map[string][]string{
 	"internal/fixtures":   {},
 	"internal/msl":        {},
 	"internal/genptx":     {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl"},
-	"internal/msl":        {},
 }
 
 // testRooms is what the tests of any room may import besides its own arrows;
