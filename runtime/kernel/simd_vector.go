@@ -70,6 +70,7 @@ func dotSIMD(a, b []float32) (float32, bool) {
 		t.w[r] = unsafe.Pointer(first(a))
 	}
 	t.x, t.out = unsafe.Pointer(&x[0]), unsafe.Pointer(&out[0])
+	t.next = uintptr(t.w[0])
 	dotTile(&t, 1)
 	return out[0], true
 }
@@ -97,6 +98,7 @@ func scoreSIMD(dst, x [][]float32, cache []float32, stride int, positions []int3
 			}
 			t.w[r] = unsafe.Pointer(first(cache[p*stride:][:width]))
 		}
+		t.next = uintptr(t.w[0]) + ahead(16*stride)
 		for s := 0; s < len(x); {
 			k := dotVectors(len(x) - s)
 			t.x = unsafe.Pointer(&x[s])
@@ -306,6 +308,7 @@ func indexSIMD(dst, q, w, keys []float32, hd int, scale float32) bool {
 		for r := range t.w {
 			t.w[r] = unsafe.Pointer(first(keys[(i+min(r, rows-1))*hd:][:hd]))
 		}
+		t.next = uintptr(t.w[0]) + ahead(16*hd)
 		for h := 0; h < len(w); {
 			k := dotVectors(len(w) - h)
 			t.x, t.out = unsafe.Pointer(&heads[h]), unsafe.Pointer(&dots[4*h])
