@@ -18,8 +18,8 @@ type Activation struct {
 	N, Bits int
 	Q       []int16 // padded with zeros to a multiple of Block
 	Scale   []float32
-	codes   []int8  // Q as the assembly reads it, in whole quads of blocks
-	sums    []int32 // 8·ΣQ of each block, likewise
+	codes   []int8  // Q as bytes, as the assembly reads them, in whole quads of blocks
+	sums    []int32 // 8·ΣQ of each block, 128·ΣQ if Bits is 12, likewise
 }
 
 // quad is the number of blocks whose sums go to the four stripes in one step.

@@ -14,7 +14,7 @@ func BenchmarkMatVec(b *testing.B) {
 			continue
 		}
 		m := encoded(r, s, "normal")
-		for _, n := range []int{1, 8} {
+		for _, n := range []int{1, 4, 8, 16, 128} {
 			var tmp Scratch
 			xs, ys, act := make([][]float32, n), make([][]float32, n), make([]Activation, n)
 			for i := range xs {

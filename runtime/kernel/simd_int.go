@@ -42,6 +42,9 @@ var (
 type simdScratch struct {
 	tile   tile
 	floats floatTile
+	panel  panel
+	tiles  []byte // of a panel
+	bytes  []byte // likewise
 	acc    []float32
 	out    []float32
 	tail   []byte
@@ -100,9 +103,12 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 	l := &layouts[m.Format]
 	blocks := (m.Cols + Block - 1) / Block
 	for i := range act {
-		if whole := (blocks + quad - 1) / quad; l.bits == 8 && len(act[i].codes) != whole*quad*Block || len(act[i].Scale) != blocks {
+		if whole := (blocks + quad - 1) / quad; len(act[i].codes) != whole*quad*Block*((l.bits+7)/8) || len(act[i].Scale) != blocks {
 			return false
 		}
+	}
+	if panelRowsSIMD(m, lo, hi, act, y, first, tmp) {
+		return true
 	}
 	group := l.group
 	if group < 0 {

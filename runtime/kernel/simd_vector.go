@@ -278,14 +278,15 @@ func quantizeSIMD(a *Activation, x []float32, bits int) bool {
 		}
 	}
 	clear(a.Q[len(x):])
-	if bits != 8 {
-		a.codes, a.sums = a.codes[:0], a.sums[:0]
-		return true
-	}
 	blocks := (len(a.Scale) + quad - 1) / quad * quad
-	a.codes, a.sums = grow(a.codes, blocks*Block), grow(a.sums, blocks)
-	if blocks > 0 {
+	n := blocks * Block
+	a.codes, a.sums = grow(a.codes, n*((bits+7)/8)), grow(a.sums, blocks)
+	switch {
+	case blocks == 0:
+	case bits == 8:
 		vectors[active].pack(first(a.Q), blocks/2, first(a.codes), first(a.sums))
+	default:
+		packWideAVX2(first(a.Q), blocks, first(a.codes), &a.codes[n], first(a.sums))
 	}
 	return true
 }

@@ -104,6 +104,11 @@ func quantizeAVX2(x *float32, blocks int, limit float32, q *int16, scale *float3
 //go:noescape
 func packAVX2(q *int16, pairs int, codes *int8, sums *int32)
 
+// packWideAVX2 makes the two bytes of blocks of 12-bit activations.
+//
+//go:noescape
+func packWideAVX2(q *int16, blocks int, hi *int8, lo *int8, sums *int32)
+
 // accumulateAVX2 adds w[i]·rows[i] to acc[cols] for i < n, fused, in order; rows are stride bytes apart.
 //
 //go:noescape

@@ -1797,6 +1797,78 @@ pair:
 	VZEROUPPER
 	RET
 
+// func packWideAVX2(q *int16, blocks int, hi *int8, lo *int8, sums *int32)
+// Requires: AVX, AVX2
+TEXT ·packWideAVX2(SB), NOSPLIT, $0-40
+	MOVQ         q+0(FP), AX
+	MOVQ         blocks+8(FP), CX
+	MOVQ         hi+16(FP), DX
+	MOVQ         lo+24(FP), BX
+	MOVQ         sums+32(FP), SI
+	VBROADCASTSS dword000f000f<>+0(SB), Y14
+	VBROADCASTSS dword00010001<>+0(SB), Y15
+
+block:
+	VPXOR        Y8, Y8, Y8
+	VMOVDQU      (AX), Y0
+	VPMADDWD     Y15, Y0, Y9
+	VPADDD       Y9, Y8, Y8
+	VPAND        Y14, Y0, Y2
+	VPSRAW       $0x04, Y0, Y0
+	VMOVDQU      32(AX), Y1
+	VPMADDWD     Y15, Y1, Y9
+	VPADDD       Y9, Y8, Y8
+	VPAND        Y14, Y1, Y3
+	VPSRAW       $0x04, Y1, Y1
+	VPACKSSWB    Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VMOVDQU      Y0, (DX)
+	VPACKSSWB    Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VMOVDQU      Y2, (BX)
+	VMOVDQU      64(AX), Y0
+	VPMADDWD     Y15, Y0, Y9
+	VPADDD       Y9, Y8, Y8
+	VPAND        Y14, Y0, Y2
+	VPSRAW       $0x04, Y0, Y0
+	VMOVDQU      96(AX), Y1
+	VPMADDWD     Y15, Y1, Y9
+	VPADDD       Y9, Y8, Y8
+	VPAND        Y14, Y1, Y3
+	VPSRAW       $0x04, Y1, Y1
+	VPACKSSWB    Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VMOVDQU      Y0, 32(DX)
+	VPACKSSWB    Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VMOVDQU      Y2, 32(BX)
+	VEXTRACTI128 $0x01, Y8, X9
+	VPADDD       X9, X8, X8
+	VPSHUFD      $0x4e, X8, X9
+	VPADDD       X9, X8, X8
+	VPSHUFD      $0xb1, X8, X9
+	VPADDD       X9, X8, X8
+	VPSLLD       $0x07, X8, X8
+	VMOVD        X8, (SI)
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x40, DX
+	ADDQ         $0x40, BX
+	ADDQ         $0x04, SI
+	DECQ         CX
+	JNZ          block
+	VZEROUPPER
+	RET
+
+DATA dword000f000f<>+0(SB)/4, $0x000f000f
+DATA dword000f000f<>+4(SB)/4, $0x000f000f
+DATA dword000f000f<>+8(SB)/4, $0x000f000f
+DATA dword000f000f<>+12(SB)/4, $0x000f000f
+DATA dword000f000f<>+16(SB)/4, $0x000f000f
+DATA dword000f000f<>+20(SB)/4, $0x000f000f
+DATA dword000f000f<>+24(SB)/4, $0x000f000f
+DATA dword000f000f<>+28(SB)/4, $0x000f000f
+GLOBL dword000f000f<>(SB), RODATA|NOPTR, $32
+
 // func accumulateAVX2(acc *float32, cols int, w *float32, n int, rows *float32, stride int)
 // Requires: AVX, FMA3
 TEXT ·accumulateAVX2(SB), NOSPLIT, $0-48

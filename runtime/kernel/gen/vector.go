@@ -209,6 +209,7 @@ func vectorFamily() {
 		siluMul(v, t)
 		softmax(v, t)
 		quantizeBlocks(v)
+		packWide(v)
 		accumulate(v, false)
 		accumulate(v, true)
 		indexSum(v)
@@ -467,6 +468,51 @@ func quantizeBlocks(v *width) {
 	ADDQ(Imm(8), sums)
 	DECQ(n)
 	JNZ(LabelRef("pair"))
+	end()
+}
+
+// packWide makes the bytes and sums of 12-bit activations: q = 16·hi + lo, the hi
+// first; sums are 128·Σq.
+func packWide(v *width) {
+	if v.wide() {
+		return
+	}
+	text("packWide"+v.suffix, "q *int16, blocks int, hi, lo *int8, sums *int32", "makes the two bytes of blocks of 12-bit activations.")
+	q, n, hi, lo, sums := arg("q"), arg("blocks"), arg("hi"), arg("lo"), arg("sums")
+	y := ymm
+	VBROADCASTSS(pattern(0x000f000f), y[14])
+	VBROADCASTSS(pattern(0x00010001), y[15])
+	Label("block")
+	VPXOR(y[8], y[8], y[8])
+	for h := range 2 {
+		for i := range 2 {
+			VMOVDQU(mem(q, 64*h+32*i), y[i])
+			VPMADDWD(y[15], y[i], y[9])
+			VPADDD(y[9], y[8], y[8])
+			VPAND(y[14], y[i], y[2+i])
+			VPSRAW(Imm(4), y[i], y[i])
+		}
+		for r, to := range []reg.Register{hi, lo} {
+			a, b := y[2*r], y[2*r+1]
+			VPACKSSWB(b, a, a)
+			VPERMQ(U8(0xd8), a, a)
+			VMOVDQU(a, mem(to, 32*h))
+		}
+	}
+	VEXTRACTI128(Imm(1), y[8], xmm[9])
+	VPADDD(xmm[9], xmm[8], xmm[8])
+	VPSHUFD(U8(0x4e), xmm[8], xmm[9])
+	VPADDD(xmm[9], xmm[8], xmm[8])
+	VPSHUFD(U8(0xb1), xmm[8], xmm[9])
+	VPADDD(xmm[9], xmm[8], xmm[8])
+	VPSLLD(Imm(7), xmm[8], xmm[8])
+	VMOVD(xmm[8], mem(sums, 0))
+	ADDQ(U32(128), q)
+	ADDQ(Imm(64), hi)
+	ADDQ(Imm(64), lo)
+	ADDQ(Imm(4), sums)
+	DECQ(n)
+	JNZ(LabelRef("block"))
 	end()
 }
 
