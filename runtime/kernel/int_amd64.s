@@ -2540,7 +2540,7 @@ GLOBL oddBits<>(SB), RODATA|NOPTR, $32
 
 // func int4RowAVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·int4RowAVX2(SB), NOSPLIT, $512-8
+TEXT ·int4RowAVX2(SB), NOSPLIT, $0-8
 	MOVQ    t+0(FP), AX
 	VMOVDQU onesWords<>+0(SB), Y15
 	MOVQ    176(AX), CX
@@ -2572,133 +2572,102 @@ quad:
 	MOVQ       (AX), R8
 	ADDQ       CX, R8
 	VMOVDQU    (R8), Y0
-	VPSRLW     $0x04, Y0, Y1
-	VPAND      maskNibbles<>+0(SB), Y0, Y0
-	VPAND      maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU    Y0, (SP)
-	VMOVDQU    Y1, 32(SP)
-	VMOVDQU    32(R8), Y0
-	VPSRLW     $0x04, Y0, Y1
-	VPAND      maskNibbles<>+0(SB), Y0, Y0
-	VPAND      maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU    Y0, 64(SP)
-	VMOVDQU    Y1, 96(SP)
-	VMOVDQU    64(R8), Y0
-	VPSRLW     $0x04, Y0, Y1
-	VPAND      maskNibbles<>+0(SB), Y0, Y0
-	VPAND      maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU    Y0, 128(SP)
-	VMOVDQU    Y1, 160(SP)
-	VMOVDQU    96(R8), Y0
-	VPSRLW     $0x04, Y0, Y1
-	VPAND      maskNibbles<>+0(SB), Y0, Y0
-	VPAND      maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU    Y0, 192(SP)
-	VMOVDQU    Y1, 224(SP)
+	VMOVDQU    32(R8), Y1
+	VMOVDQU    64(R8), Y2
+	VMOVDQU    96(R8), Y3
 	MOVQ       8(AX), R8
 	ADDQ       CX, R8
-	VMOVDQU    (R8), Y0
-	VPSRLW     $0x04, Y0, Y1
-	VPAND      maskNibbles<>+0(SB), Y0, Y0
-	VPAND      maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU    Y0, 256(SP)
-	VMOVDQU    Y1, 288(SP)
-	VMOVDQU    32(R8), Y0
-	VPSRLW     $0x04, Y0, Y1
-	VPAND      maskNibbles<>+0(SB), Y0, Y0
-	VPAND      maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU    Y0, 320(SP)
-	VMOVDQU    Y1, 352(SP)
-	VMOVDQU    64(R8), Y0
-	VPSRLW     $0x04, Y0, Y1
-	VPAND      maskNibbles<>+0(SB), Y0, Y0
-	VPAND      maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU    Y0, 384(SP)
-	VMOVDQU    Y1, 416(SP)
-	VMOVDQU    96(R8), Y0
-	VPSRLW     $0x04, Y0, Y1
-	VPAND      maskNibbles<>+0(SB), Y0, Y0
-	VPAND      maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU    Y0, 448(SP)
-	VMOVDQU    Y1, 480(SP)
+	VMOVDQU    (R8), Y4
+	VMOVDQU    32(R8), Y5
+	VMOVDQU    64(R8), Y6
+	VMOVDQU    96(R8), Y7
 	MOVQ       128(AX), R8
 	MOVQ       176(AX), R9
 	MOVQ       136(AX), R10
 
 vector:
 	MOVQ           64(R8), R11
-	VMOVDQU        (SP), Y0
-	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R11)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R11)(BX*1), Y4, Y4
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        64(SP), Y1
-	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R11)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R11)(BX*1), Y4, Y4
-	VPADDW         Y4, Y1, Y1
-	VPUNPCKLQDQ    Y1, Y0, Y4
-	VPUNPCKHQDQ    Y1, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        128(SP), Y2
-	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R11)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R11)(BX*1), Y4, Y4
-	VPADDW         Y4, Y2, Y2
-	VMOVDQU        192(SP), Y3
-	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R11)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R11)(BX*1), Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y2
-	VPADDW         Y4, Y2, Y2
-	VSHUFPS        $0x88, Y2, Y0, Y4
-	VSHUFPS        $0xdd, Y2, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VPMADDWD       Y15, Y0, Y0
-	VMOVDQU        256(SP), Y6
-	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R11)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R11)(BX*1), Y10, Y10
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        320(SP), Y7
-	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R11)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R11)(BX*1), Y10, Y10
-	VPADDW         Y10, Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y10
-	VPUNPCKHQDQ    Y7, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        384(SP), Y8
-	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R11)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R11)(BX*1), Y10, Y10
-	VPADDW         Y10, Y8, Y8
-	VMOVDQU        448(SP), Y9
-	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R11)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R11)(BX*1), Y10, Y10
-	VPADDW         Y10, Y9, Y9
-	VPUNPCKLQDQ    Y9, Y8, Y10
-	VPUNPCKHQDQ    Y9, Y8, Y8
-	VPADDW         Y10, Y8, Y8
-	VSHUFPS        $0x88, Y8, Y6, Y10
-	VSHUFPS        $0xdd, Y8, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VPMADDWD       Y15, Y6, Y6
-	VPERM2I128     $0x20, Y6, Y0, Y1
-	VPERM2I128     $0x31, Y6, Y0, Y0
-	VPADDD         Y1, Y0, Y0
+	VPAND          maskNibbles<>+0(SB), Y0, Y8
+	VPSRLW         $0x04, Y0, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R11)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y1, Y11
+	VPSRLW         $0x04, Y1, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R11)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y2, Y10
+	VPSRLW         $0x04, Y2, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R11)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y3, Y11
+	VPSRLW         $0x04, Y3, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R11)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VMOVDQA        Y8, Y12
+	VPAND          maskNibbles<>+0(SB), Y4, Y8
+	VPSRLW         $0x04, Y4, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R11)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y5, Y11
+	VPSRLW         $0x04, Y5, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R11)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y6, Y10
+	VPSRLW         $0x04, Y6, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R11)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y7, Y11
+	VPSRLW         $0x04, Y7, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R11)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VPERM2I128     $0x20, Y8, Y12, Y9
+	VPERM2I128     $0x31, Y8, Y12, Y8
+	VPADDD         Y9, Y8, Y8
 	MOVQ           88(R8), R11
-	VBROADCASTI128 (R11)(SI*1), Y1
-	VPSUBD         Y1, Y0, Y0
-	VCVTDQ2PS      Y0, Y0
+	VBROADCASTI128 (R11)(SI*1), Y9
+	VPSUBD         Y9, Y8, Y8
+	VCVTDQ2PS      Y8, Y8
 	MOVQ           40(R8), R11
-	VBROADCASTF128 (R11)(SI*1), Y1
-	VMOVUPS        (R9), Y2
-	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (R9)
+	VBROADCASTF128 (R11)(SI*1), Y9
+	VMOVUPS        (R9), Y12
+	VFMADD231PS    Y9, Y8, Y12
+	VMOVUPS        Y12, (R9)
 	ADDQ           $0x70, R8
 	ADDQ           $0x40, R9
 	DECQ           R10
@@ -2717,133 +2686,102 @@ rest:
 	MOVQ    32(AX), DX
 	ADDQ    CX, DX
 	VMOVDQU (DX), Y0
-	VPSRLW  $0x04, Y0, Y1
-	VPAND   maskNibbles<>+0(SB), Y0, Y0
-	VPAND   maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU Y0, (SP)
-	VMOVDQU Y1, 32(SP)
-	VMOVDQU 32(DX), Y0
-	VPSRLW  $0x04, Y0, Y1
-	VPAND   maskNibbles<>+0(SB), Y0, Y0
-	VPAND   maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU Y0, 64(SP)
-	VMOVDQU Y1, 96(SP)
-	VMOVDQU 64(DX), Y0
-	VPSRLW  $0x04, Y0, Y1
-	VPAND   maskNibbles<>+0(SB), Y0, Y0
-	VPAND   maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU Y0, 128(SP)
-	VMOVDQU Y1, 160(SP)
-	VMOVDQU 96(DX), Y0
-	VPSRLW  $0x04, Y0, Y1
-	VPAND   maskNibbles<>+0(SB), Y0, Y0
-	VPAND   maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU Y0, 192(SP)
-	VMOVDQU Y1, 224(SP)
+	VMOVDQU 32(DX), Y1
+	VMOVDQU 64(DX), Y2
+	VMOVDQU 96(DX), Y3
 	MOVQ    40(AX), DX
 	ADDQ    CX, DX
-	VMOVDQU (DX), Y0
-	VPSRLW  $0x04, Y0, Y1
-	VPAND   maskNibbles<>+0(SB), Y0, Y0
-	VPAND   maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU Y0, 256(SP)
-	VMOVDQU Y1, 288(SP)
-	VMOVDQU 32(DX), Y0
-	VPSRLW  $0x04, Y0, Y1
-	VPAND   maskNibbles<>+0(SB), Y0, Y0
-	VPAND   maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU Y0, 320(SP)
-	VMOVDQU Y1, 352(SP)
-	VMOVDQU 64(DX), Y0
-	VPSRLW  $0x04, Y0, Y1
-	VPAND   maskNibbles<>+0(SB), Y0, Y0
-	VPAND   maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU Y0, 384(SP)
-	VMOVDQU Y1, 416(SP)
-	VMOVDQU 96(DX), Y0
-	VPSRLW  $0x04, Y0, Y1
-	VPAND   maskNibbles<>+0(SB), Y0, Y0
-	VPAND   maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU Y0, 448(SP)
-	VMOVDQU Y1, 480(SP)
+	VMOVDQU (DX), Y4
+	VMOVDQU 32(DX), Y5
+	VMOVDQU 64(DX), Y6
+	VMOVDQU 96(DX), Y7
 	MOVQ    128(AX), CX
 	MOVQ    176(AX), DX
 	MOVQ    136(AX), DI
 
 lastvector:
 	MOVQ           64(CX), R8
-	VMOVDQU        (SP), Y0
-	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R8)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        64(SP), Y1
-	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R8)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y1, Y1
-	VPUNPCKLQDQ    Y1, Y0, Y4
-	VPUNPCKHQDQ    Y1, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        128(SP), Y2
-	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R8)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y2, Y2
-	VMOVDQU        192(SP), Y3
-	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R8)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y2
-	VPADDW         Y4, Y2, Y2
-	VSHUFPS        $0x88, Y2, Y0, Y4
-	VSHUFPS        $0xdd, Y2, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VPMADDWD       Y15, Y0, Y0
-	VMOVDQU        256(SP), Y6
-	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R8)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        320(SP), Y7
-	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R8)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y10
-	VPUNPCKHQDQ    Y7, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        384(SP), Y8
-	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R8)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y8, Y8
-	VMOVDQU        448(SP), Y9
-	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R8)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y9, Y9
-	VPUNPCKLQDQ    Y9, Y8, Y10
-	VPUNPCKHQDQ    Y9, Y8, Y8
-	VPADDW         Y10, Y8, Y8
-	VSHUFPS        $0x88, Y8, Y6, Y10
-	VSHUFPS        $0xdd, Y8, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VPMADDWD       Y15, Y6, Y6
-	VPERM2I128     $0x20, Y6, Y0, Y1
-	VPERM2I128     $0x31, Y6, Y0, Y0
-	VPADDD         Y1, Y0, Y0
+	VPAND          maskNibbles<>+0(SB), Y0, Y8
+	VPSRLW         $0x04, Y0, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R8)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y1, Y11
+	VPSRLW         $0x04, Y1, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y2, Y10
+	VPSRLW         $0x04, Y2, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R8)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y3, Y11
+	VPSRLW         $0x04, Y3, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VMOVDQA        Y8, Y12
+	VPAND          maskNibbles<>+0(SB), Y4, Y8
+	VPSRLW         $0x04, Y4, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R8)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y5, Y11
+	VPSRLW         $0x04, Y5, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y6, Y10
+	VPSRLW         $0x04, Y6, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R8)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y7, Y11
+	VPSRLW         $0x04, Y7, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VPERM2I128     $0x20, Y8, Y12, Y9
+	VPERM2I128     $0x31, Y8, Y12, Y8
+	VPADDD         Y9, Y8, Y8
 	MOVQ           88(CX), R8
-	VBROADCASTI128 (R8)(SI*1), Y1
-	VPSUBD         Y1, Y0, Y0
-	VCVTDQ2PS      Y0, Y0
+	VBROADCASTI128 (R8)(SI*1), Y9
+	VPSUBD         Y9, Y8, Y8
+	VCVTDQ2PS      Y8, Y8
 	MOVQ           40(CX), R8
-	VBROADCASTF128 (R8)(SI*1), Y1
-	VMOVUPS        (DX), Y2
-	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (DX)
+	VBROADCASTF128 (R8)(SI*1), Y9
+	VMOVUPS        (DX), Y12
+	VFMADD231PS    Y9, Y8, Y12
+	VMOVUPS        Y12, (DX)
 	ADDQ           $0x70, CX
 	ADDQ           $0x40, DX
 	DECQ           DI
@@ -2874,7 +2812,7 @@ out:
 
 // func int4G64AVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·int4G64AVX2(SB), NOSPLIT, $512-8
+TEXT ·int4G64AVX2(SB), NOSPLIT, $0-8
 	MOVQ    t+0(FP), AX
 	VMOVDQU onesWords<>+0(SB), Y15
 	MOVQ    176(AX), CX
@@ -2908,55 +2846,15 @@ quad:
 	MOVQ        (AX), R10
 	ADDQ        CX, R10
 	VMOVDQU     (R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, (SP)
-	VMOVDQU     Y1, 32(SP)
-	VMOVDQU     32(R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 64(SP)
-	VMOVDQU     Y1, 96(SP)
-	VMOVDQU     64(R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 128(SP)
-	VMOVDQU     Y1, 160(SP)
-	VMOVDQU     96(R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 192(SP)
-	VMOVDQU     Y1, 224(SP)
+	VMOVDQU     32(R10), Y1
+	VMOVDQU     64(R10), Y2
+	VMOVDQU     96(R10), Y3
 	MOVQ        8(AX), R10
 	ADDQ        CX, R10
-	VMOVDQU     (R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 256(SP)
-	VMOVDQU     Y1, 288(SP)
-	VMOVDQU     32(R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 320(SP)
-	VMOVDQU     Y1, 352(SP)
-	VMOVDQU     64(R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 384(SP)
-	VMOVDQU     Y1, 416(SP)
-	VMOVDQU     96(R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 448(SP)
-	VMOVDQU     Y1, 480(SP)
+	VMOVDQU     (R10), Y4
+	VMOVDQU     32(R10), Y5
+	VMOVDQU     64(R10), Y6
+	VMOVDQU     96(R10), Y7
 	MOVQ        64(AX), R10
 	VMOVUPS     (R10)(DX*1), X14
 	MOVQ        72(AX), R10
@@ -2967,79 +2865,88 @@ quad:
 
 vector:
 	MOVQ           64(R10), R13
-	VMOVDQU        (SP), Y0
-	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R13)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        64(SP), Y1
-	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R13)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y1, Y1
-	VPUNPCKLQDQ    Y1, Y0, Y4
-	VPUNPCKHQDQ    Y1, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        128(SP), Y2
-	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R13)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y2, Y2
-	VMOVDQU        192(SP), Y3
-	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R13)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y2
-	VPADDW         Y4, Y2, Y2
-	VSHUFPS        $0x88, Y2, Y0, Y4
-	VSHUFPS        $0xdd, Y2, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VPMADDWD       Y15, Y0, Y0
-	VMOVDQU        256(SP), Y6
-	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R13)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        320(SP), Y7
-	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R13)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y10
-	VPUNPCKHQDQ    Y7, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        384(SP), Y8
-	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R13)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y8, Y8
-	VMOVDQU        448(SP), Y9
-	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R13)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y9, Y9
-	VPUNPCKLQDQ    Y9, Y8, Y10
-	VPUNPCKHQDQ    Y9, Y8, Y8
-	VPADDW         Y10, Y8, Y8
-	VSHUFPS        $0x88, Y8, Y6, Y10
-	VSHUFPS        $0xdd, Y8, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VPMADDWD       Y15, Y6, Y6
-	VPERM2I128     $0x20, Y6, Y0, Y1
-	VPERM2I128     $0x31, Y6, Y0, Y0
-	VPADDD         Y1, Y0, Y0
+	VPAND          maskNibbles<>+0(SB), Y0, Y8
+	VPSRLW         $0x04, Y0, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R13)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y1, Y11
+	VPSRLW         $0x04, Y1, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y2, Y10
+	VPSRLW         $0x04, Y2, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R13)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y3, Y11
+	VPSRLW         $0x04, Y3, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VMOVDQA        Y8, Y12
+	VPAND          maskNibbles<>+0(SB), Y4, Y8
+	VPSRLW         $0x04, Y4, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R13)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y5, Y11
+	VPSRLW         $0x04, Y5, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y6, Y10
+	VPSRLW         $0x04, Y6, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R13)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y7, Y11
+	VPSRLW         $0x04, Y7, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VPERM2I128     $0x20, Y8, Y12, Y9
+	VPERM2I128     $0x31, Y8, Y12, Y8
+	VPADDD         Y9, Y8, Y8
 	MOVQ           88(R10), R13
-	VBROADCASTI128 (R13)(SI*1), Y1
-	VPSUBD         Y1, Y0, Y0
-	VCVTDQ2PS      Y0, Y0
+	VBROADCASTI128 (R13)(SI*1), Y9
+	VPSUBD         Y9, Y8, Y8
+	VCVTDQ2PS      Y8, Y8
 	MOVQ           40(R10), R13
-	VBROADCASTF128 (R13)(SI*1), Y1
-	VMULPS         Y1, Y14, Y1
-	VMOVUPS        (R11), Y2
-	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (R11)
+	VBROADCASTF128 (R13)(SI*1), Y9
+	VMULPS         Y9, Y14, Y9
+	VMOVUPS        (R11), Y12
+	VFMADD231PS    Y9, Y8, Y12
+	VMOVUPS        Y12, (R11)
 	ADDQ           $0x70, R10
 	ADDQ           $0x40, R11
 	DECQ           R12
@@ -3059,55 +2966,15 @@ rest:
 	MOVQ        32(AX), DI
 	ADDQ        CX, DI
 	VMOVDQU     (DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, (SP)
-	VMOVDQU     Y1, 32(SP)
-	VMOVDQU     32(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 64(SP)
-	VMOVDQU     Y1, 96(SP)
-	VMOVDQU     64(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 128(SP)
-	VMOVDQU     Y1, 160(SP)
-	VMOVDQU     96(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 192(SP)
-	VMOVDQU     Y1, 224(SP)
+	VMOVDQU     32(DI), Y1
+	VMOVDQU     64(DI), Y2
+	VMOVDQU     96(DI), Y3
 	MOVQ        40(AX), DI
 	ADDQ        CX, DI
-	VMOVDQU     (DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 256(SP)
-	VMOVDQU     Y1, 288(SP)
-	VMOVDQU     32(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 320(SP)
-	VMOVDQU     Y1, 352(SP)
-	VMOVDQU     64(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 384(SP)
-	VMOVDQU     Y1, 416(SP)
-	VMOVDQU     96(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 448(SP)
-	VMOVDQU     Y1, 480(SP)
+	VMOVDQU     (DI), Y4
+	VMOVDQU     32(DI), Y5
+	VMOVDQU     64(DI), Y6
+	VMOVDQU     96(DI), Y7
 	MOVQ        96(AX), CX
 	VMOVUPS     (CX)(DX*1), X14
 	MOVQ        104(AX), CX
@@ -3118,79 +2985,88 @@ rest:
 
 lastvector:
 	MOVQ           64(CX), R8
-	VMOVDQU        (SP), Y0
-	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R8)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        64(SP), Y1
-	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R8)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y1, Y1
-	VPUNPCKLQDQ    Y1, Y0, Y4
-	VPUNPCKHQDQ    Y1, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        128(SP), Y2
-	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R8)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y2, Y2
-	VMOVDQU        192(SP), Y3
-	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R8)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y2
-	VPADDW         Y4, Y2, Y2
-	VSHUFPS        $0x88, Y2, Y0, Y4
-	VSHUFPS        $0xdd, Y2, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VPMADDWD       Y15, Y0, Y0
-	VMOVDQU        256(SP), Y6
-	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R8)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        320(SP), Y7
-	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R8)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y10
-	VPUNPCKHQDQ    Y7, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        384(SP), Y8
-	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R8)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y8, Y8
-	VMOVDQU        448(SP), Y9
-	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R8)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y9, Y9
-	VPUNPCKLQDQ    Y9, Y8, Y10
-	VPUNPCKHQDQ    Y9, Y8, Y8
-	VPADDW         Y10, Y8, Y8
-	VSHUFPS        $0x88, Y8, Y6, Y10
-	VSHUFPS        $0xdd, Y8, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VPMADDWD       Y15, Y6, Y6
-	VPERM2I128     $0x20, Y6, Y0, Y1
-	VPERM2I128     $0x31, Y6, Y0, Y0
-	VPADDD         Y1, Y0, Y0
+	VPAND          maskNibbles<>+0(SB), Y0, Y8
+	VPSRLW         $0x04, Y0, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R8)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y1, Y11
+	VPSRLW         $0x04, Y1, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y2, Y10
+	VPSRLW         $0x04, Y2, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R8)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y3, Y11
+	VPSRLW         $0x04, Y3, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VMOVDQA        Y8, Y12
+	VPAND          maskNibbles<>+0(SB), Y4, Y8
+	VPSRLW         $0x04, Y4, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R8)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y5, Y11
+	VPSRLW         $0x04, Y5, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y6, Y10
+	VPSRLW         $0x04, Y6, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R8)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y7, Y11
+	VPSRLW         $0x04, Y7, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VPERM2I128     $0x20, Y8, Y12, Y9
+	VPERM2I128     $0x31, Y8, Y12, Y8
+	VPADDD         Y9, Y8, Y8
 	MOVQ           88(CX), R8
-	VBROADCASTI128 (R8)(SI*1), Y1
-	VPSUBD         Y1, Y0, Y0
-	VCVTDQ2PS      Y0, Y0
+	VBROADCASTI128 (R8)(SI*1), Y9
+	VPSUBD         Y9, Y8, Y8
+	VCVTDQ2PS      Y8, Y8
 	MOVQ           40(CX), R8
-	VBROADCASTF128 (R8)(SI*1), Y1
-	VMULPS         Y1, Y14, Y1
-	VMOVUPS        (DX), Y2
-	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (DX)
+	VBROADCASTF128 (R8)(SI*1), Y9
+	VMULPS         Y9, Y14, Y9
+	VMOVUPS        (DX), Y12
+	VFMADD231PS    Y9, Y8, Y12
+	VMOVUPS        Y12, (DX)
 	ADDQ           $0x70, CX
 	ADDQ           $0x40, DX
 	DECQ           DI
@@ -3221,7 +3097,7 @@ out:
 
 // func int4G128AVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·int4G128AVX2(SB), NOSPLIT, $512-8
+TEXT ·int4G128AVX2(SB), NOSPLIT, $0-8
 	MOVQ    t+0(FP), AX
 	VMOVDQU onesWords<>+0(SB), Y15
 	MOVQ    176(AX), CX
@@ -3255,55 +3131,15 @@ quad:
 	MOVQ        (AX), R10
 	ADDQ        CX, R10
 	VMOVDQU     (R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, (SP)
-	VMOVDQU     Y1, 32(SP)
-	VMOVDQU     32(R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 64(SP)
-	VMOVDQU     Y1, 96(SP)
-	VMOVDQU     64(R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 128(SP)
-	VMOVDQU     Y1, 160(SP)
-	VMOVDQU     96(R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 192(SP)
-	VMOVDQU     Y1, 224(SP)
+	VMOVDQU     32(R10), Y1
+	VMOVDQU     64(R10), Y2
+	VMOVDQU     96(R10), Y3
 	MOVQ        8(AX), R10
 	ADDQ        CX, R10
-	VMOVDQU     (R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 256(SP)
-	VMOVDQU     Y1, 288(SP)
-	VMOVDQU     32(R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 320(SP)
-	VMOVDQU     Y1, 352(SP)
-	VMOVDQU     64(R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 384(SP)
-	VMOVDQU     Y1, 416(SP)
-	VMOVDQU     96(R10), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 448(SP)
-	VMOVDQU     Y1, 480(SP)
+	VMOVDQU     (R10), Y4
+	VMOVDQU     32(R10), Y5
+	VMOVDQU     64(R10), Y6
+	VMOVDQU     96(R10), Y7
 	MOVQ        64(AX), R10
 	VMOVSD      (R10)(DX*1), X14
 	MOVQ        72(AX), R10
@@ -3316,79 +3152,88 @@ quad:
 
 vector:
 	MOVQ           64(R10), R13
-	VMOVDQU        (SP), Y0
-	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R13)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        64(SP), Y1
-	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R13)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y1, Y1
-	VPUNPCKLQDQ    Y1, Y0, Y4
-	VPUNPCKHQDQ    Y1, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        128(SP), Y2
-	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R13)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y2, Y2
-	VMOVDQU        192(SP), Y3
-	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R13)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y2
-	VPADDW         Y4, Y2, Y2
-	VSHUFPS        $0x88, Y2, Y0, Y4
-	VSHUFPS        $0xdd, Y2, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VPMADDWD       Y15, Y0, Y0
-	VMOVDQU        256(SP), Y6
-	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R13)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        320(SP), Y7
-	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R13)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y10
-	VPUNPCKHQDQ    Y7, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        384(SP), Y8
-	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R13)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y8, Y8
-	VMOVDQU        448(SP), Y9
-	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R13)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y9, Y9
-	VPUNPCKLQDQ    Y9, Y8, Y10
-	VPUNPCKHQDQ    Y9, Y8, Y8
-	VPADDW         Y10, Y8, Y8
-	VSHUFPS        $0x88, Y8, Y6, Y10
-	VSHUFPS        $0xdd, Y8, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VPMADDWD       Y15, Y6, Y6
-	VPERM2I128     $0x20, Y6, Y0, Y1
-	VPERM2I128     $0x31, Y6, Y0, Y0
-	VPADDD         Y1, Y0, Y0
+	VPAND          maskNibbles<>+0(SB), Y0, Y8
+	VPSRLW         $0x04, Y0, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R13)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y1, Y11
+	VPSRLW         $0x04, Y1, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y2, Y10
+	VPSRLW         $0x04, Y2, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R13)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y3, Y11
+	VPSRLW         $0x04, Y3, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VMOVDQA        Y8, Y12
+	VPAND          maskNibbles<>+0(SB), Y4, Y8
+	VPSRLW         $0x04, Y4, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R13)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y5, Y11
+	VPSRLW         $0x04, Y5, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y6, Y10
+	VPSRLW         $0x04, Y6, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R13)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y7, Y11
+	VPSRLW         $0x04, Y7, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VPERM2I128     $0x20, Y8, Y12, Y9
+	VPERM2I128     $0x31, Y8, Y12, Y8
+	VPADDD         Y9, Y8, Y8
 	MOVQ           88(R10), R13
-	VBROADCASTI128 (R13)(SI*1), Y1
-	VPSUBD         Y1, Y0, Y0
-	VCVTDQ2PS      Y0, Y0
+	VBROADCASTI128 (R13)(SI*1), Y9
+	VPSUBD         Y9, Y8, Y8
+	VCVTDQ2PS      Y8, Y8
 	MOVQ           40(R10), R13
-	VBROADCASTF128 (R13)(SI*1), Y1
-	VMULPS         Y1, Y14, Y1
-	VMOVUPS        (R11), Y2
-	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (R11)
+	VBROADCASTF128 (R13)(SI*1), Y9
+	VMULPS         Y9, Y14, Y9
+	VMOVUPS        (R11), Y12
+	VFMADD231PS    Y9, Y8, Y12
+	VMOVUPS        Y12, (R11)
 	ADDQ           $0x70, R10
 	ADDQ           $0x40, R11
 	DECQ           R12
@@ -3408,55 +3253,15 @@ rest:
 	MOVQ        32(AX), DI
 	ADDQ        CX, DI
 	VMOVDQU     (DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, (SP)
-	VMOVDQU     Y1, 32(SP)
-	VMOVDQU     32(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 64(SP)
-	VMOVDQU     Y1, 96(SP)
-	VMOVDQU     64(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 128(SP)
-	VMOVDQU     Y1, 160(SP)
-	VMOVDQU     96(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 192(SP)
-	VMOVDQU     Y1, 224(SP)
+	VMOVDQU     32(DI), Y1
+	VMOVDQU     64(DI), Y2
+	VMOVDQU     96(DI), Y3
 	MOVQ        40(AX), DI
 	ADDQ        CX, DI
-	VMOVDQU     (DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 256(SP)
-	VMOVDQU     Y1, 288(SP)
-	VMOVDQU     32(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 320(SP)
-	VMOVDQU     Y1, 352(SP)
-	VMOVDQU     64(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 384(SP)
-	VMOVDQU     Y1, 416(SP)
-	VMOVDQU     96(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 448(SP)
-	VMOVDQU     Y1, 480(SP)
+	VMOVDQU     (DI), Y4
+	VMOVDQU     32(DI), Y5
+	VMOVDQU     64(DI), Y6
+	VMOVDQU     96(DI), Y7
 	MOVQ        96(AX), CX
 	VMOVUPS     (CX)(DX*1), X14
 	MOVQ        104(AX), CX
@@ -3467,79 +3272,88 @@ rest:
 
 lastvector:
 	MOVQ           64(CX), R8
-	VMOVDQU        (SP), Y0
-	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R8)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        64(SP), Y1
-	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R8)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y1, Y1
-	VPUNPCKLQDQ    Y1, Y0, Y4
-	VPUNPCKHQDQ    Y1, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        128(SP), Y2
-	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R8)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y2, Y2
-	VMOVDQU        192(SP), Y3
-	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R8)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y2
-	VPADDW         Y4, Y2, Y2
-	VSHUFPS        $0x88, Y2, Y0, Y4
-	VSHUFPS        $0xdd, Y2, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VPMADDWD       Y15, Y0, Y0
-	VMOVDQU        256(SP), Y6
-	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R8)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        320(SP), Y7
-	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R8)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y10
-	VPUNPCKHQDQ    Y7, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        384(SP), Y8
-	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R8)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y8, Y8
-	VMOVDQU        448(SP), Y9
-	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R8)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y9, Y9
-	VPUNPCKLQDQ    Y9, Y8, Y10
-	VPUNPCKHQDQ    Y9, Y8, Y8
-	VPADDW         Y10, Y8, Y8
-	VSHUFPS        $0x88, Y8, Y6, Y10
-	VSHUFPS        $0xdd, Y8, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VPMADDWD       Y15, Y6, Y6
-	VPERM2I128     $0x20, Y6, Y0, Y1
-	VPERM2I128     $0x31, Y6, Y0, Y0
-	VPADDD         Y1, Y0, Y0
+	VPAND          maskNibbles<>+0(SB), Y0, Y8
+	VPSRLW         $0x04, Y0, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R8)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y1, Y11
+	VPSRLW         $0x04, Y1, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y2, Y10
+	VPSRLW         $0x04, Y2, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R8)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y3, Y11
+	VPSRLW         $0x04, Y3, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VMOVDQA        Y8, Y12
+	VPAND          maskNibbles<>+0(SB), Y4, Y8
+	VPSRLW         $0x04, Y4, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R8)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y5, Y11
+	VPSRLW         $0x04, Y5, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y6, Y10
+	VPSRLW         $0x04, Y6, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R8)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y7, Y11
+	VPSRLW         $0x04, Y7, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VPERM2I128     $0x20, Y8, Y12, Y9
+	VPERM2I128     $0x31, Y8, Y12, Y8
+	VPADDD         Y9, Y8, Y8
 	MOVQ           88(CX), R8
-	VBROADCASTI128 (R8)(SI*1), Y1
-	VPSUBD         Y1, Y0, Y0
-	VCVTDQ2PS      Y0, Y0
+	VBROADCASTI128 (R8)(SI*1), Y9
+	VPSUBD         Y9, Y8, Y8
+	VCVTDQ2PS      Y8, Y8
 	MOVQ           40(CX), R8
-	VBROADCASTF128 (R8)(SI*1), Y1
-	VMULPS         Y1, Y14, Y1
-	VMOVUPS        (DX), Y2
-	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (DX)
+	VBROADCASTF128 (R8)(SI*1), Y9
+	VMULPS         Y9, Y14, Y9
+	VMOVUPS        (DX), Y12
+	VFMADD231PS    Y9, Y8, Y12
+	VMOVUPS        Y12, (DX)
 	ADDQ           $0x70, CX
 	ADDQ           $0x40, DX
 	DECQ           DI
@@ -3570,7 +3384,7 @@ out:
 
 // func int4G256AVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·int4G256AVX2(SB), NOSPLIT, $512-8
+TEXT ·int4G256AVX2(SB), NOSPLIT, $0-8
 	MOVQ    t+0(FP), AX
 	VMOVDQU onesWords<>+0(SB), Y15
 	MOVQ    176(AX), CX
@@ -3604,55 +3418,15 @@ quad:
 	MOVQ         (AX), R10
 	ADDQ         CX, R10
 	VMOVDQU      (R10), Y0
-	VPSRLW       $0x04, Y0, Y1
-	VPAND        maskNibbles<>+0(SB), Y0, Y0
-	VPAND        maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU      Y0, (SP)
-	VMOVDQU      Y1, 32(SP)
-	VMOVDQU      32(R10), Y0
-	VPSRLW       $0x04, Y0, Y1
-	VPAND        maskNibbles<>+0(SB), Y0, Y0
-	VPAND        maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU      Y0, 64(SP)
-	VMOVDQU      Y1, 96(SP)
-	VMOVDQU      64(R10), Y0
-	VPSRLW       $0x04, Y0, Y1
-	VPAND        maskNibbles<>+0(SB), Y0, Y0
-	VPAND        maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU      Y0, 128(SP)
-	VMOVDQU      Y1, 160(SP)
-	VMOVDQU      96(R10), Y0
-	VPSRLW       $0x04, Y0, Y1
-	VPAND        maskNibbles<>+0(SB), Y0, Y0
-	VPAND        maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU      Y0, 192(SP)
-	VMOVDQU      Y1, 224(SP)
+	VMOVDQU      32(R10), Y1
+	VMOVDQU      64(R10), Y2
+	VMOVDQU      96(R10), Y3
 	MOVQ         8(AX), R10
 	ADDQ         CX, R10
-	VMOVDQU      (R10), Y0
-	VPSRLW       $0x04, Y0, Y1
-	VPAND        maskNibbles<>+0(SB), Y0, Y0
-	VPAND        maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU      Y0, 256(SP)
-	VMOVDQU      Y1, 288(SP)
-	VMOVDQU      32(R10), Y0
-	VPSRLW       $0x04, Y0, Y1
-	VPAND        maskNibbles<>+0(SB), Y0, Y0
-	VPAND        maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU      Y0, 320(SP)
-	VMOVDQU      Y1, 352(SP)
-	VMOVDQU      64(R10), Y0
-	VPSRLW       $0x04, Y0, Y1
-	VPAND        maskNibbles<>+0(SB), Y0, Y0
-	VPAND        maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU      Y0, 384(SP)
-	VMOVDQU      Y1, 416(SP)
-	VMOVDQU      96(R10), Y0
-	VPSRLW       $0x04, Y0, Y1
-	VPAND        maskNibbles<>+0(SB), Y0, Y0
-	VPAND        maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU      Y0, 448(SP)
-	VMOVDQU      Y1, 480(SP)
+	VMOVDQU      (R10), Y4
+	VMOVDQU      32(R10), Y5
+	VMOVDQU      64(R10), Y6
+	VMOVDQU      96(R10), Y7
 	MOVQ         64(AX), R10
 	VBROADCASTSS (R10)(DX*1), X14
 	MOVQ         72(AX), R10
@@ -3664,79 +3438,88 @@ quad:
 
 vector:
 	MOVQ           64(R10), R13
-	VMOVDQU        (SP), Y0
-	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R13)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        64(SP), Y1
-	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R13)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y1, Y1
-	VPUNPCKLQDQ    Y1, Y0, Y4
-	VPUNPCKHQDQ    Y1, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        128(SP), Y2
-	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R13)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y2, Y2
-	VMOVDQU        192(SP), Y3
-	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R13)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y2
-	VPADDW         Y4, Y2, Y2
-	VSHUFPS        $0x88, Y2, Y0, Y4
-	VSHUFPS        $0xdd, Y2, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VPMADDWD       Y15, Y0, Y0
-	VMOVDQU        256(SP), Y6
-	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R13)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        320(SP), Y7
-	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R13)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y10
-	VPUNPCKHQDQ    Y7, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        384(SP), Y8
-	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R13)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y8, Y8
-	VMOVDQU        448(SP), Y9
-	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R13)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y9, Y9
-	VPUNPCKLQDQ    Y9, Y8, Y10
-	VPUNPCKHQDQ    Y9, Y8, Y8
-	VPADDW         Y10, Y8, Y8
-	VSHUFPS        $0x88, Y8, Y6, Y10
-	VSHUFPS        $0xdd, Y8, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VPMADDWD       Y15, Y6, Y6
-	VPERM2I128     $0x20, Y6, Y0, Y1
-	VPERM2I128     $0x31, Y6, Y0, Y0
-	VPADDD         Y1, Y0, Y0
+	VPAND          maskNibbles<>+0(SB), Y0, Y8
+	VPSRLW         $0x04, Y0, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R13)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y1, Y11
+	VPSRLW         $0x04, Y1, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y2, Y10
+	VPSRLW         $0x04, Y2, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R13)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y3, Y11
+	VPSRLW         $0x04, Y3, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VMOVDQA        Y8, Y12
+	VPAND          maskNibbles<>+0(SB), Y4, Y8
+	VPSRLW         $0x04, Y4, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R13)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y5, Y11
+	VPSRLW         $0x04, Y5, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y6, Y10
+	VPSRLW         $0x04, Y6, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R13)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y7, Y11
+	VPSRLW         $0x04, Y7, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VPERM2I128     $0x20, Y8, Y12, Y9
+	VPERM2I128     $0x31, Y8, Y12, Y8
+	VPADDD         Y9, Y8, Y8
 	MOVQ           88(R10), R13
-	VBROADCASTI128 (R13)(SI*1), Y1
-	VPSUBD         Y1, Y0, Y0
-	VCVTDQ2PS      Y0, Y0
+	VBROADCASTI128 (R13)(SI*1), Y9
+	VPSUBD         Y9, Y8, Y8
+	VCVTDQ2PS      Y8, Y8
 	MOVQ           40(R10), R13
-	VBROADCASTF128 (R13)(SI*1), Y1
-	VMULPS         Y1, Y14, Y1
-	VMOVUPS        (R11), Y2
-	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (R11)
+	VBROADCASTF128 (R13)(SI*1), Y9
+	VMULPS         Y9, Y14, Y9
+	VMOVUPS        (R11), Y12
+	VFMADD231PS    Y9, Y8, Y12
+	VMOVUPS        Y12, (R11)
 	ADDQ           $0x70, R10
 	ADDQ           $0x40, R11
 	DECQ           R12
@@ -3756,55 +3539,15 @@ rest:
 	MOVQ        32(AX), DI
 	ADDQ        CX, DI
 	VMOVDQU     (DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, (SP)
-	VMOVDQU     Y1, 32(SP)
-	VMOVDQU     32(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 64(SP)
-	VMOVDQU     Y1, 96(SP)
-	VMOVDQU     64(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 128(SP)
-	VMOVDQU     Y1, 160(SP)
-	VMOVDQU     96(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 192(SP)
-	VMOVDQU     Y1, 224(SP)
+	VMOVDQU     32(DI), Y1
+	VMOVDQU     64(DI), Y2
+	VMOVDQU     96(DI), Y3
 	MOVQ        40(AX), DI
 	ADDQ        CX, DI
-	VMOVDQU     (DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 256(SP)
-	VMOVDQU     Y1, 288(SP)
-	VMOVDQU     32(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 320(SP)
-	VMOVDQU     Y1, 352(SP)
-	VMOVDQU     64(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 384(SP)
-	VMOVDQU     Y1, 416(SP)
-	VMOVDQU     96(DI), Y0
-	VPSRLW      $0x04, Y0, Y1
-	VPAND       maskNibbles<>+0(SB), Y0, Y0
-	VPAND       maskNibbles<>+0(SB), Y1, Y1
-	VMOVDQU     Y0, 448(SP)
-	VMOVDQU     Y1, 480(SP)
+	VMOVDQU     (DI), Y4
+	VMOVDQU     32(DI), Y5
+	VMOVDQU     64(DI), Y6
+	VMOVDQU     96(DI), Y7
 	MOVQ        96(AX), CX
 	VMOVUPS     (CX)(DX*1), X14
 	MOVQ        104(AX), CX
@@ -3815,79 +3558,88 @@ rest:
 
 lastvector:
 	MOVQ           64(CX), R8
-	VMOVDQU        (SP), Y0
-	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R8)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        64(SP), Y1
-	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R8)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y1, Y1
-	VPUNPCKLQDQ    Y1, Y0, Y4
-	VPUNPCKHQDQ    Y1, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        128(SP), Y2
-	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R8)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y2, Y2
-	VMOVDQU        192(SP), Y3
-	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R8)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y2
-	VPADDW         Y4, Y2, Y2
-	VSHUFPS        $0x88, Y2, Y0, Y4
-	VSHUFPS        $0xdd, Y2, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VPMADDWD       Y15, Y0, Y0
-	VMOVDQU        256(SP), Y6
-	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R8)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        320(SP), Y7
-	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R8)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y10
-	VPUNPCKHQDQ    Y7, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        384(SP), Y8
-	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R8)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y8, Y8
-	VMOVDQU        448(SP), Y9
-	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R8)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y9, Y9
-	VPUNPCKLQDQ    Y9, Y8, Y10
-	VPUNPCKHQDQ    Y9, Y8, Y8
-	VPADDW         Y10, Y8, Y8
-	VSHUFPS        $0x88, Y8, Y6, Y10
-	VSHUFPS        $0xdd, Y8, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VPMADDWD       Y15, Y6, Y6
-	VPERM2I128     $0x20, Y6, Y0, Y1
-	VPERM2I128     $0x31, Y6, Y0, Y0
-	VPADDD         Y1, Y0, Y0
+	VPAND          maskNibbles<>+0(SB), Y0, Y8
+	VPSRLW         $0x04, Y0, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R8)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y1, Y11
+	VPSRLW         $0x04, Y1, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y2, Y10
+	VPSRLW         $0x04, Y2, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R8)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y3, Y11
+	VPSRLW         $0x04, Y3, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VMOVDQA        Y8, Y12
+	VPAND          maskNibbles<>+0(SB), Y4, Y8
+	VPSRLW         $0x04, Y4, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R8)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y5, Y11
+	VPSRLW         $0x04, Y5, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y6, Y10
+	VPSRLW         $0x04, Y6, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R8)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y7, Y11
+	VPSRLW         $0x04, Y7, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VPERM2I128     $0x20, Y8, Y12, Y9
+	VPERM2I128     $0x31, Y8, Y12, Y8
+	VPADDD         Y9, Y8, Y8
 	MOVQ           88(CX), R8
-	VBROADCASTI128 (R8)(SI*1), Y1
-	VPSUBD         Y1, Y0, Y0
-	VCVTDQ2PS      Y0, Y0
+	VBROADCASTI128 (R8)(SI*1), Y9
+	VPSUBD         Y9, Y8, Y8
+	VCVTDQ2PS      Y8, Y8
 	MOVQ           40(CX), R8
-	VBROADCASTF128 (R8)(SI*1), Y1
-	VMULPS         Y1, Y14, Y1
-	VMOVUPS        (DX), Y2
-	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (DX)
+	VBROADCASTF128 (R8)(SI*1), Y9
+	VMULPS         Y9, Y14, Y9
+	VMOVUPS        (DX), Y12
+	VFMADD231PS    Y9, Y8, Y12
+	VMOVUPS        Y12, (DX)
 	ADDQ           $0x70, CX
 	ADDQ           $0x40, DX
 	DECQ           DI
@@ -4019,79 +3771,80 @@ quad:
 
 vector:
 	MOVQ           64(R8), R11
-	VMOVDQU        (SP), Y0
-	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R11)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R11)(BX*1), Y4, Y4
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        64(SP), Y1
-	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R11)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R11)(BX*1), Y4, Y4
-	VPADDW         Y4, Y1, Y1
-	VPUNPCKLQDQ    Y1, Y0, Y4
-	VPUNPCKHQDQ    Y1, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        128(SP), Y2
-	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R11)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R11)(BX*1), Y4, Y4
-	VPADDW         Y4, Y2, Y2
-	VMOVDQU        192(SP), Y3
-	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R11)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R11)(BX*1), Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y2
-	VPADDW         Y4, Y2, Y2
-	VSHUFPS        $0x88, Y2, Y0, Y4
-	VSHUFPS        $0xdd, Y2, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VPMADDWD       Y15, Y0, Y0
-	VMOVDQU        256(SP), Y6
-	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R11)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R11)(BX*1), Y10, Y10
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        320(SP), Y7
-	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R11)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R11)(BX*1), Y10, Y10
-	VPADDW         Y10, Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y10
-	VPUNPCKHQDQ    Y7, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        384(SP), Y8
-	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R11)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R11)(BX*1), Y10, Y10
-	VPADDW         Y10, Y8, Y8
-	VMOVDQU        448(SP), Y9
-	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R11)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R11)(BX*1), Y10, Y10
-	VPADDW         Y10, Y9, Y9
-	VPUNPCKLQDQ    Y9, Y8, Y10
-	VPUNPCKHQDQ    Y9, Y8, Y8
-	VPADDW         Y10, Y8, Y8
-	VSHUFPS        $0x88, Y8, Y6, Y10
-	VSHUFPS        $0xdd, Y8, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VPMADDWD       Y15, Y6, Y6
-	VPERM2I128     $0x20, Y6, Y0, Y1
-	VPERM2I128     $0x31, Y6, Y0, Y0
-	VPADDD         Y1, Y0, Y0
+	VMOVDQU        (SP), Y8
+	VMOVDQU        32(SP), Y9
+	VPMADDUBSW     (R11)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        64(SP), Y11
+	VMOVDQU        96(SP), Y9
+	VPMADDUBSW     32(R11)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        128(SP), Y10
+	VMOVDQU        160(SP), Y9
+	VPMADDUBSW     128(R11)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VMOVDQU        192(SP), Y11
+	VMOVDQU        224(SP), Y9
+	VPMADDUBSW     160(R11)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VMOVDQA        Y8, Y12
+	VMOVDQU        256(SP), Y8
+	VMOVDQU        288(SP), Y9
+	VPMADDUBSW     (R11)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        320(SP), Y11
+	VMOVDQU        352(SP), Y9
+	VPMADDUBSW     32(R11)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        384(SP), Y10
+	VMOVDQU        416(SP), Y9
+	VPMADDUBSW     128(R11)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VMOVDQU        448(SP), Y11
+	VMOVDQU        480(SP), Y9
+	VPMADDUBSW     160(R11)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R11)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VPERM2I128     $0x20, Y8, Y12, Y9
+	VPERM2I128     $0x31, Y8, Y12, Y8
+	VPADDD         Y9, Y8, Y8
 	MOVQ           88(R8), R11
-	VBROADCASTI128 (R11)(SI*1), Y1
-	VPSRAD         $0x02, Y1, Y1
-	VPSUBD         Y1, Y0, Y0
-	VCVTDQ2PS      Y0, Y0
+	VBROADCASTI128 (R11)(SI*1), Y9
+	VPSRAD         $0x02, Y9, Y9
+	VPSUBD         Y9, Y8, Y8
+	VCVTDQ2PS      Y8, Y8
 	MOVQ           40(R8), R11
-	VBROADCASTF128 (R11)(SI*1), Y1
-	VMOVUPS        (R9), Y2
-	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (R9)
+	VBROADCASTF128 (R11)(SI*1), Y9
+	VMOVUPS        (R9), Y12
+	VFMADD231PS    Y9, Y8, Y12
+	VMOVUPS        Y12, (R9)
 	ADDQ           $0x70, R8
 	ADDQ           $0x40, R9
 	DECQ           R10
@@ -4181,79 +3934,80 @@ rest:
 
 lastvector:
 	MOVQ           64(CX), R8
-	VMOVDQU        (SP), Y0
-	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R8)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        64(SP), Y1
-	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R8)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y1, Y1
-	VPUNPCKLQDQ    Y1, Y0, Y4
-	VPUNPCKHQDQ    Y1, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        128(SP), Y2
-	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R8)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y2, Y2
-	VMOVDQU        192(SP), Y3
-	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R8)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y2
-	VPADDW         Y4, Y2, Y2
-	VSHUFPS        $0x88, Y2, Y0, Y4
-	VSHUFPS        $0xdd, Y2, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VPMADDWD       Y15, Y0, Y0
-	VMOVDQU        256(SP), Y6
-	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R8)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        320(SP), Y7
-	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R8)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y10
-	VPUNPCKHQDQ    Y7, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        384(SP), Y8
-	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R8)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y8, Y8
-	VMOVDQU        448(SP), Y9
-	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R8)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y9, Y9
-	VPUNPCKLQDQ    Y9, Y8, Y10
-	VPUNPCKHQDQ    Y9, Y8, Y8
-	VPADDW         Y10, Y8, Y8
-	VSHUFPS        $0x88, Y8, Y6, Y10
-	VSHUFPS        $0xdd, Y8, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VPMADDWD       Y15, Y6, Y6
-	VPERM2I128     $0x20, Y6, Y0, Y1
-	VPERM2I128     $0x31, Y6, Y0, Y0
-	VPADDD         Y1, Y0, Y0
+	VMOVDQU        (SP), Y8
+	VMOVDQU        32(SP), Y9
+	VPMADDUBSW     (R8)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        64(SP), Y11
+	VMOVDQU        96(SP), Y9
+	VPMADDUBSW     32(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        128(SP), Y10
+	VMOVDQU        160(SP), Y9
+	VPMADDUBSW     128(R8)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VMOVDQU        192(SP), Y11
+	VMOVDQU        224(SP), Y9
+	VPMADDUBSW     160(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VMOVDQA        Y8, Y12
+	VMOVDQU        256(SP), Y8
+	VMOVDQU        288(SP), Y9
+	VPMADDUBSW     (R8)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        320(SP), Y11
+	VMOVDQU        352(SP), Y9
+	VPMADDUBSW     32(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        384(SP), Y10
+	VMOVDQU        416(SP), Y9
+	VPMADDUBSW     128(R8)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VMOVDQU        448(SP), Y11
+	VMOVDQU        480(SP), Y9
+	VPMADDUBSW     160(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VPERM2I128     $0x20, Y8, Y12, Y9
+	VPERM2I128     $0x31, Y8, Y12, Y8
+	VPADDD         Y9, Y8, Y8
 	MOVQ           88(CX), R8
-	VBROADCASTI128 (R8)(SI*1), Y1
-	VPSRAD         $0x02, Y1, Y1
-	VPSUBD         Y1, Y0, Y0
-	VCVTDQ2PS      Y0, Y0
+	VBROADCASTI128 (R8)(SI*1), Y9
+	VPSRAD         $0x02, Y9, Y9
+	VPSUBD         Y9, Y8, Y8
+	VCVTDQ2PS      Y8, Y8
 	MOVQ           40(CX), R8
-	VBROADCASTF128 (R8)(SI*1), Y1
-	VMOVUPS        (DX), Y2
-	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (DX)
+	VBROADCASTF128 (R8)(SI*1), Y9
+	VMOVUPS        (DX), Y12
+	VFMADD231PS    Y9, Y8, Y12
+	VMOVUPS        Y12, (DX)
 	ADDQ           $0x70, CX
 	ADDQ           $0x40, DX
 	DECQ           DI
@@ -4472,80 +4226,81 @@ quad:
 
 vector:
 	MOVQ           64(R10), R13
-	VMOVDQU        (SP), Y0
-	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R13)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        64(SP), Y1
-	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R13)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y1, Y1
-	VPUNPCKLQDQ    Y1, Y0, Y4
-	VPUNPCKHQDQ    Y1, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        128(SP), Y2
-	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R13)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y2, Y2
-	VMOVDQU        192(SP), Y3
-	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R13)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R13)(BX*1), Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y2
-	VPADDW         Y4, Y2, Y2
-	VSHUFPS        $0x88, Y2, Y0, Y4
-	VSHUFPS        $0xdd, Y2, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VPMADDWD       Y15, Y0, Y0
-	VMOVDQU        256(SP), Y6
-	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R13)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        320(SP), Y7
-	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R13)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y10
-	VPUNPCKHQDQ    Y7, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        384(SP), Y8
-	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R13)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y8, Y8
-	VMOVDQU        448(SP), Y9
-	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R13)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R13)(BX*1), Y10, Y10
-	VPADDW         Y10, Y9, Y9
-	VPUNPCKLQDQ    Y9, Y8, Y10
-	VPUNPCKHQDQ    Y9, Y8, Y8
-	VPADDW         Y10, Y8, Y8
-	VSHUFPS        $0x88, Y8, Y6, Y10
-	VSHUFPS        $0xdd, Y8, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VPMADDWD       Y15, Y6, Y6
-	VPERM2I128     $0x20, Y6, Y0, Y1
-	VPERM2I128     $0x31, Y6, Y0, Y0
-	VPADDD         Y1, Y0, Y0
+	VMOVDQU        (SP), Y8
+	VMOVDQU        32(SP), Y9
+	VPMADDUBSW     (R13)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        64(SP), Y11
+	VMOVDQU        96(SP), Y9
+	VPMADDUBSW     32(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        128(SP), Y10
+	VMOVDQU        160(SP), Y9
+	VPMADDUBSW     128(R13)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VMOVDQU        192(SP), Y11
+	VMOVDQU        224(SP), Y9
+	VPMADDUBSW     160(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VMOVDQA        Y8, Y12
+	VMOVDQU        256(SP), Y8
+	VMOVDQU        288(SP), Y9
+	VPMADDUBSW     (R13)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        320(SP), Y11
+	VMOVDQU        352(SP), Y9
+	VPMADDUBSW     32(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        384(SP), Y10
+	VMOVDQU        416(SP), Y9
+	VPMADDUBSW     128(R13)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VMOVDQU        448(SP), Y11
+	VMOVDQU        480(SP), Y9
+	VPMADDUBSW     160(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VPERM2I128     $0x20, Y8, Y12, Y9
+	VPERM2I128     $0x31, Y8, Y12, Y8
+	VPADDD         Y9, Y8, Y8
 	MOVQ           88(R10), R13
-	VBROADCASTI128 (R13)(SI*1), Y1
-	VPSRAD         $0x01, Y1, Y1
-	VPSUBD         Y1, Y0, Y0
-	VCVTDQ2PS      Y0, Y0
+	VBROADCASTI128 (R13)(SI*1), Y9
+	VPSRAD         $0x01, Y9, Y9
+	VPSUBD         Y9, Y8, Y8
+	VCVTDQ2PS      Y8, Y8
 	MOVQ           40(R10), R13
-	VBROADCASTF128 (R13)(SI*1), Y1
-	VMULPS         Y1, Y14, Y1
-	VMOVUPS        (R11), Y2
-	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (R11)
+	VBROADCASTF128 (R13)(SI*1), Y9
+	VMULPS         Y9, Y14, Y9
+	VMOVUPS        (R11), Y12
+	VFMADD231PS    Y9, Y8, Y12
+	VMOVUPS        Y12, (R11)
 	ADDQ           $0x70, R10
 	ADDQ           $0x40, R11
 	DECQ           R12
@@ -4720,80 +4475,81 @@ rest:
 
 lastvector:
 	MOVQ           64(CX), R8
-	VMOVDQU        (SP), Y0
-	VMOVDQU        32(SP), Y4
-	VPMADDUBSW     (R8)(BX*1), Y0, Y0
-	VPMADDUBSW     64(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        64(SP), Y1
-	VMOVDQU        96(SP), Y4
-	VPMADDUBSW     32(R8)(BX*1), Y1, Y1
-	VPMADDUBSW     96(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y1, Y1
-	VPUNPCKLQDQ    Y1, Y0, Y4
-	VPUNPCKHQDQ    Y1, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VMOVDQU        128(SP), Y2
-	VMOVDQU        160(SP), Y4
-	VPMADDUBSW     128(R8)(BX*1), Y2, Y2
-	VPMADDUBSW     192(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y2, Y2
-	VMOVDQU        192(SP), Y3
-	VMOVDQU        224(SP), Y4
-	VPMADDUBSW     160(R8)(BX*1), Y3, Y3
-	VPMADDUBSW     224(R8)(BX*1), Y4, Y4
-	VPADDW         Y4, Y3, Y3
-	VPUNPCKLQDQ    Y3, Y2, Y4
-	VPUNPCKHQDQ    Y3, Y2, Y2
-	VPADDW         Y4, Y2, Y2
-	VSHUFPS        $0x88, Y2, Y0, Y4
-	VSHUFPS        $0xdd, Y2, Y0, Y0
-	VPADDW         Y4, Y0, Y0
-	VPMADDWD       Y15, Y0, Y0
-	VMOVDQU        256(SP), Y6
-	VMOVDQU        288(SP), Y10
-	VPMADDUBSW     (R8)(BX*1), Y6, Y6
-	VPMADDUBSW     64(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        320(SP), Y7
-	VMOVDQU        352(SP), Y10
-	VPMADDUBSW     32(R8)(BX*1), Y7, Y7
-	VPMADDUBSW     96(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y7, Y7
-	VPUNPCKLQDQ    Y7, Y6, Y10
-	VPUNPCKHQDQ    Y7, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VMOVDQU        384(SP), Y8
-	VMOVDQU        416(SP), Y10
-	VPMADDUBSW     128(R8)(BX*1), Y8, Y8
-	VPMADDUBSW     192(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y8, Y8
-	VMOVDQU        448(SP), Y9
-	VMOVDQU        480(SP), Y10
-	VPMADDUBSW     160(R8)(BX*1), Y9, Y9
-	VPMADDUBSW     224(R8)(BX*1), Y10, Y10
-	VPADDW         Y10, Y9, Y9
-	VPUNPCKLQDQ    Y9, Y8, Y10
-	VPUNPCKHQDQ    Y9, Y8, Y8
-	VPADDW         Y10, Y8, Y8
-	VSHUFPS        $0x88, Y8, Y6, Y10
-	VSHUFPS        $0xdd, Y8, Y6, Y6
-	VPADDW         Y10, Y6, Y6
-	VPMADDWD       Y15, Y6, Y6
-	VPERM2I128     $0x20, Y6, Y0, Y1
-	VPERM2I128     $0x31, Y6, Y0, Y0
-	VPADDD         Y1, Y0, Y0
+	VMOVDQU        (SP), Y8
+	VMOVDQU        32(SP), Y9
+	VPMADDUBSW     (R8)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        64(SP), Y11
+	VMOVDQU        96(SP), Y9
+	VPMADDUBSW     32(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        128(SP), Y10
+	VMOVDQU        160(SP), Y9
+	VPMADDUBSW     128(R8)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VMOVDQU        192(SP), Y11
+	VMOVDQU        224(SP), Y9
+	VPMADDUBSW     160(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VMOVDQA        Y8, Y12
+	VMOVDQU        256(SP), Y8
+	VMOVDQU        288(SP), Y9
+	VPMADDUBSW     (R8)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        320(SP), Y11
+	VMOVDQU        352(SP), Y9
+	VPMADDUBSW     32(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VMOVDQU        384(SP), Y10
+	VMOVDQU        416(SP), Y9
+	VPMADDUBSW     128(R8)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VMOVDQU        448(SP), Y11
+	VMOVDQU        480(SP), Y9
+	VPMADDUBSW     160(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       Y15, Y8, Y8
+	VPERM2I128     $0x20, Y8, Y12, Y9
+	VPERM2I128     $0x31, Y8, Y12, Y8
+	VPADDD         Y9, Y8, Y8
 	MOVQ           88(CX), R8
-	VBROADCASTI128 (R8)(SI*1), Y1
-	VPSRAD         $0x01, Y1, Y1
-	VPSUBD         Y1, Y0, Y0
-	VCVTDQ2PS      Y0, Y0
+	VBROADCASTI128 (R8)(SI*1), Y9
+	VPSRAD         $0x01, Y9, Y9
+	VPSUBD         Y9, Y8, Y8
+	VCVTDQ2PS      Y8, Y8
 	MOVQ           40(CX), R8
-	VBROADCASTF128 (R8)(SI*1), Y1
-	VMULPS         Y1, Y14, Y1
-	VMOVUPS        (DX), Y2
-	VFMADD231PS    Y1, Y0, Y2
-	VMOVUPS        Y2, (DX)
+	VBROADCASTF128 (R8)(SI*1), Y9
+	VMULPS         Y9, Y14, Y9
+	VMOVUPS        (DX), Y12
+	VFMADD231PS    Y9, Y8, Y12
+	VMOVUPS        Y12, (DX)
 	ADDQ           $0x70, CX
 	ADDQ           $0x40, DX
 	DECQ           DI

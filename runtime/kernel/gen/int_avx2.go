@@ -20,12 +20,7 @@ func avx2Family() {
 		name   string
 		scales int
 	}{{"int4RowAVX2", perRow}, {"int4G64AVX2", perBlock}, {"int4G128AVX2", per2}, {"int4G256AVX2", per4}} {
-		narrow256(k.name, 128, 3, k.scales, ones, func(raw Mem, block int, even, odd, tmp reg.VecPhysical) {
-			VMOVDQU(raw.Offset(32*block), even)
-			VPSRLW(Imm(4), even, odd)
-			VPAND(nibbles, even, even)
-			VPAND(nibbles, odd, odd)
-		})
+		narrow256(k.name, 128, 3, k.scales, ones, nibbles, nil)
 	}
 	low := func(raw Mem, even, odd, tmp reg.VecPhysical) {
 		VPMOVZXBW(raw, even)
@@ -35,10 +30,10 @@ func avx2Family() {
 		VPAND(pairs, even, even)
 		VPAND(pairs, odd, odd)
 	}
-	narrow256("int2RowAVX2", 64, 1, perRow, ones, func(raw Mem, block int, even, odd, tmp reg.VecPhysical) {
+	narrow256("int2RowAVX2", 64, 1, perRow, ones, nibbles, func(raw Mem, block int, even, odd, tmp reg.VecPhysical) {
 		low(raw.Offset(16*block), even, odd, tmp)
 	})
-	narrow256("int3G64AVX2", 96, 2, perBlock, ones, func(raw Mem, block int, e, o, tmp reg.VecPhysical) {
+	narrow256("int3G64AVX2", 96, 2, perBlock, ones, nibbles, func(raw Mem, block int, e, o, tmp reg.VecPhysical) {
 		low(raw.Offset(24*block), e, o, tmp)
 		high := reg.Y4 // the eight bytes of high bits, each four times
 		VPBROADCASTQ(raw.Offset(24*block+16), high)
@@ -56,11 +51,14 @@ func avx2Family() {
 	wide256("int8RowAVX2")
 }
 
-// narrow256 is narrow512 for two rows and AVX2. The bytes of the codes wait on
-// the stack for the vectors.
-func narrow256(name string, bytes, zero, scales int, ones Mem, unpack func(raw Mem, block int, even, odd, tmp reg.VecPhysical)) {
+// narrow256 is narrow512 for two rows and AVX2. Nibbles wait for the vectors in
+// registers, other codes, unpacked to bytes, on the stack.
+func narrow256(name string, bytes, zero, scales int, ones, nibbles Mem, unpack func(raw Mem, block int, even, odd, tmp reg.VecPhysical)) {
 	t := function(name, "func(t *byte)", name+" multiplies two rows with t.n vectors.")
-	codes := AllocLocal(512)
+	var codes Mem
+	if unpack != nil {
+		codes = AllocLocal(512)
+	}
 	one, scale := reg.Y15, reg.Y14
 	VMOVDQU(ones, one)
 	clearAcc(t, reg.Y0)
@@ -69,6 +67,10 @@ func narrow256(name string, bytes, zero, scales int, ones Mem, unpack func(raw M
 		for r := range 2 {
 			row := at.row(t, wAt, r)
 			for b := range 4 {
+				if unpack == nil {
+					VMOVDQU(mem(row, 32*b), ymm[4*r+b])
+					continue
+				}
 				unpack(mem(row, 0), b, reg.Y0, reg.Y1, reg.Y2)
 				VMOVDQU(reg.Y0, codes.Offset(256*r+64*b))
 				VMOVDQU(reg.Y1, codes.Offset(256*r+64*b+32))
@@ -98,30 +100,39 @@ func narrow256(name string, bytes, zero, scales int, ones Mem, unpack func(raw M
 			p := GP64()
 			MOVQ(mem(act, actCodes), p)
 			block := func(r, b int, d, tmp reg.VecPhysical) { // sixteen int16, 4 products each
-				VMOVDQU(codes.Offset(256*r+64*b), d)
-				VMOVDQU(codes.Offset(256*r+64*b+32), tmp)
+				if unpack == nil {
+					VPAND(nibbles, ymm[4*r+b], d)
+					VPSRLW(Imm(4), ymm[4*r+b], tmp)
+					VPAND(nibbles, tmp, tmp)
+				} else {
+					VMOVDQU(codes.Offset(256*r+64*b), d)
+					VMOVDQU(codes.Offset(256*r+64*b+32), tmp)
+				}
 				VPMADDUBSW(memX(p, at.act, 1, 128*(b/2)+32*(b%2)), d, d)
 				VPMADDUBSW(memX(p, at.act, 1, 128*(b/2)+32*(b%2)+64), tmp, tmp)
 				VPADDW(tmp, d, d)
 			}
+			row0, d, tmp := reg.Y12, reg.Y8, reg.Y9
 			for r := range 2 {
 				for h := range 2 {
-					a, b, tmp := ymm[6*r+2*h], ymm[6*r+2*h+1], ymm[6*r+4]
+					a, b := ymm[8+2*h], ymm[11]
 					block(r, 2*h, a, tmp)
 					block(r, 2*h+1, b, tmp)
 					VPUNPCKLQDQ(b, a, tmp)
 					VPUNPCKHQDQ(b, a, a)
 					VPADDW(tmp, a, a)
 				}
-				a, b, tmp := ymm[6*r], ymm[6*r+2], ymm[6*r+4]
+				a, b := ymm[8], ymm[10]
 				VSHUFPS(U8(0x88), b, a, tmp)
 				VSHUFPS(U8(0xdd), b, a, a)
 				VPADDW(tmp, a, a)
 				VPMADDWD(one, a, a)
+				if r == 0 {
+					VMOVDQA(a, row0)
+				}
 			}
-			d, tmp := reg.Y0, reg.Y1
-			VPERM2I128(U8(0x20), reg.Y6, d, tmp)
-			VPERM2I128(U8(0x31), reg.Y6, d, d)
+			VPERM2I128(U8(0x20), d, row0, tmp)
+			VPERM2I128(U8(0x31), d, row0, d)
 			VPADDD(tmp, d, d)
 			MOVQ(mem(act, actSums), p)
 			VBROADCASTI128(memX(p, at.quad, 1, 0), tmp)
@@ -135,9 +146,9 @@ func narrow256(name string, bytes, zero, scales int, ones Mem, unpack func(raw M
 			if scales != perRow {
 				VMULPS(tmp, scale, tmp)
 			}
-			VMOVUPS(mem(acc, 0), reg.Y2)
-			VFMADD231PS(tmp, d, reg.Y2)
-			VMOVUPS(reg.Y2, mem(acc, 0))
+			VMOVUPS(mem(acc, 0), row0)
+			VFMADD231PS(tmp, d, row0)
+			VMOVUPS(row0, mem(acc, 0))
 		})
 	}, scales)
 	out2(t)
