@@ -139,10 +139,11 @@ type Times struct {
 // reported by CommandBuffer.Wait.
 type Encoder interface {
 	SetPipeline(p Pipeline)
-	// SetBuffer binds b from byte off on; off is a multiple of the element's size
-	// (of 4 for a constant struct).
+	// SetBuffer binds b from byte off on, a multiple of the element's size, to a
+	// pointer. What a kernel declares const must not be written by the same
+	// dispatch through another binding and then read again.
 	SetBuffer(index int, b Buffer, off int)
-	// SetBytes binds a copy of at most 4,096 bytes.
+	// SetBytes binds a copy of at most 4,096 bytes to a constant reference.
 	SetBytes(index int, p []byte)
 	// SetThreadgroupMemory gives threadgroup argument index n bytes, a multiple of 16.
 	SetThreadgroupMemory(index, n int)

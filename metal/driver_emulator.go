@@ -452,11 +452,8 @@ func (e *emuEncoder) bound(d *emuDispatch) bool {
 			if !b.set() {
 				e.c.bad("kernel %s: buffer %d (%s) is not bound", d.p.k.Name, p.Index, p.Name)
 			}
-			if p.Space == "constant" && b.off%4 != 0 {
-				e.c.bad("kernel %s: constant buffer %d (%s) at offset %d, no multiple of 4", d.p.k.Name, p.Index, p.Name, b.off)
-			}
-			if b.bytes != nil && !p.Const {
-				e.c.bad("kernel %s: bytes bound to buffer %d (%s), which it writes", d.p.k.Name, p.Index, p.Name)
+			if value := strings.HasSuffix(p.Type, "&"); b.set() && value != (b.bytes != nil) {
+				e.c.bad("kernel %s: argument %d (%s): SetBytes is for references, SetBuffer for pointers", d.p.k.Name, p.Index, p.Name)
 			}
 		case "threadgroup":
 			if d.shared[p.Index] == 0 {

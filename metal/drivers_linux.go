@@ -2,4 +2,4 @@
 
 package metal
 
-var drivers = []Driver{emulatorDriver}
+var drivers = []Driver{cudaDriver, emulatorDriver}

@@ -2,9 +2,12 @@ package metal
 
 import (
 	"embed"
+	"fmt"
 	"slices"
 	"strings"
 )
+
+//go:generate go run hawkmoth/internal/genptx ptx/kernels.ptx.zst
 
 //go:embed kernels/*.metal
 var kernelFiles embed.FS
@@ -33,6 +36,17 @@ func Source(name string) (string, error) {
 type Variant struct {
 	File, Kernel string
 	Constants    []Constant // one for each function constant of the file
+}
+
+// Key names a variant: its file, kernel and constants by index.
+func (v Variant) Key() string {
+	constants := slices.Clone(v.Constants)
+	slices.SortFunc(constants, func(a, b Constant) int { return a.Index - b.Index })
+	key := v.File + " " + v.Kernel
+	for _, c := range constants {
+		key += fmt.Sprintf(" %d=%v", c.Index, c.Value)
+	}
+	return key
 }
 
 // Variants are all pipelines that the backend uses.

@@ -136,7 +136,7 @@ var common = []string{"-std=c++14", "-fms-extensions", "-fno-exceptions", "-ffp-
 	"-Wno-unknown-attributes", "-Wno-unknown-pragmas", "-Wno-unused-function"}
 
 // PTX compiles one specialised kernel for NVIDIA devices of compute capability
-// 7.0 on.
+// 7.5 on.
 func PTX(f *File, kernel string, vals []Value) ([]byte, Entry, error) {
 	k := f.Kernel(kernel)
 	if k == nil {
@@ -146,13 +146,28 @@ func PTX(f *File, kernel string, vals []Value) ([]byte, Entry, error) {
 	if err != nil {
 		return nil, e, err
 	}
-	path, err := clang(text, ".ptx", slices.Concat(common, []string{"-x", "cuda", "--cuda-device-only", "--cuda-gpu-arch=sm_70", "--cuda-feature=+ptx63",
+	path, err := clang(text, ".ptx", slices.Concat(common, []string{"-x", "cuda", "--cuda-device-only", "--cuda-gpu-arch=sm_75", "--cuda-feature=+ptx78",
 		"-nocudainc", "-nocudalib", "-O3", "-S"})...)
 	if err != nil {
 		return nil, e, fmt.Errorf("%s: kernel %s: %w", f.Name, kernel, err)
 	}
 	b, err := os.ReadFile(path)
-	return b, e, err
+	if err != nil {
+		return nil, e, err
+	}
+	return b, e, errors.Join(e.measure(string(b)), checkPTX(f.Name+": kernel "+kernel, string(b)))
+}
+
+// loose are instructions whose result the assembler or the device may round or
+// reorder as it likes.
+var loose = regexp.MustCompile(`\b(?:(?:add|sub|mul)\.(?:sat\.)?(?:f16|f16x2|f32|f64)|\w+(?:\.\w+)*\.(?:ftz|approx|full)(?:\.\w+)*|mad\.f32)\b`)
+
+func checkPTX(what, ptx string) error {
+	if found := loose.FindAllString(ptx, -1); found != nil {
+		slices.Sort(found)
+		return fmt.Errorf("%s: PTX instructions without a fixed rounding: %s", what, strings.Join(slices.Compact(found), ", "))
+	}
+	return nil
 }
 
 // CheckTypes compiles a file as C++ for OpenCL, which refuses what only

@@ -211,14 +211,14 @@ func ctype(t string) string {
 }
 
 // argument is the C++ expression that a trampoline passes for a parameter;
-// buffer and threadgroup are formats of the pointer for an index.
-func argument(p Param, buffer, threadgroup string) (string, error) {
+// pointer and threadgroup are formats for an index, value for a type and an index.
+func argument(p Param, pointer, value, threadgroup string) (string, error) {
 	ty := ctype(p.Type)
 	switch {
 	case p.Attr == "buffer" && strings.HasSuffix(ty, "&"):
-		return fmt.Sprintf("*(%s*)"+buffer, strings.TrimSuffix(ty, "&"), p.Index), nil
+		return fmt.Sprintf(value, strings.TrimSuffix(ty, "&"), p.Index), nil
 	case p.Attr == "buffer":
-		return fmt.Sprintf("(%s)"+buffer, ty, p.Index), nil
+		return fmt.Sprintf("(%s)"+pointer, ty, p.Index), nil
 	case p.Attr == "threadgroup":
 		return fmt.Sprintf("(%s)"+threadgroup, ty, p.Index), nil
 	}
@@ -254,10 +254,10 @@ var vectors = map[string]string{
 	"thread_position_in_grid":        "msl_gpos(t).v",
 }
 
-func (f *File) call(k *Kernel, buffer, threadgroup string) (string, error) {
+func (f *File) call(k *Kernel, pointer, value, threadgroup string) (string, error) {
 	var args []string
 	for _, p := range k.Params {
-		a, err := argument(p, buffer, threadgroup)
+		a, err := argument(p, pointer, value, threadgroup)
 		if err != nil {
 			return "", fmt.Errorf("%s:%d: kernel %s: %w", f.Name, k.Line, k.Name, err)
 		}
@@ -289,7 +289,7 @@ MSL_NOTSAN static inline msl_g3 msl_gpos(const MslThread *t) {
 	fmt.Fprintf(&b, "extern \"C\" void msl_constant(int i, const void *p) {\n  switch (i) {\n%s  }\n}\n", set.String())
 	for i := range f.Kernels {
 		k := &f.Kernels[i]
-		c, err := f.call(k, "t->d->bufs[%d].p", "t->tgmem[%d]")
+		c, err := f.call(k, "t->d->bufs[%d].p", "*(%s*)t->d->bufs[%d].p", "t->tgmem[%d]")
 		if err != nil {
 			return "", err
 		}
@@ -300,16 +300,56 @@ MSL_NOTSAN static inline msl_g3 msl_gpos(const MslThread *t) {
 	return b.String(), nil
 }
 
-// Entry is the signature of a kernel in PTX: Name takes a pointer for each of
-// Buffers indices, then an offset into dynamic shared memory for each index of
-// Threadgroup.
-type Entry struct {
-	Name        string
-	Buffers     int
-	Threadgroup []int
+// ParamKind says what a kernel in PTX takes for one parameter.
+type ParamKind uint8
+
+const (
+	Pointer ParamKind = iota // the address of a buffer
+	Bytes                    // a constant struct by value
+	Shared                   // an offset into dynamic shared memory
+)
+
+// EntryParam is one parameter of a kernel in PTX.
+type EntryParam struct {
+	Kind        ParamKind
+	Index       int // of the buffer or threadgroup argument
+	Size, Align int // bytes
 }
 
-// cuda is the translation unit for clang -x cuda: one specialised kernel.
+// Entry is the signature of a kernel in PTX.
+type Entry struct {
+	Name   string
+	Params []EntryParam
+}
+
+var reParam = regexp.MustCompile(`\.param (?:\.align (\d+) \.b8 \w+\[(\d+)\]|\.u(\d+)[^,\n]* \w+)`)
+
+// measure takes the sizes of the parameters from the PTX.
+func (e *Entry) measure(ptx string) error {
+	at := strings.Index(ptx, ".entry "+e.Name+"(")
+	if at < 0 {
+		return fmt.Errorf("no entry %s in the PTX", e.Name)
+	}
+	sig, _, _ := strings.Cut(ptx[at:], "{")
+	found := reParam.FindAllStringSubmatch(sig, -1)
+	if len(found) != len(e.Params) {
+		return fmt.Errorf("entry %s has %d parameters, not %d", e.Name, len(found), len(e.Params))
+	}
+	for i, m := range found {
+		p := &e.Params[i]
+		if m[3] != "" {
+			bits, _ := strconv.Atoi(m[3])
+			p.Size, p.Align = bits/8, bits/8
+			continue
+		}
+		p.Align, _ = strconv.Atoi(m[1])
+		p.Size, _ = strconv.Atoi(m[2])
+	}
+	return nil
+}
+
+// cuda is the translation unit for clang -x cuda: one specialised kernel, in
+// which buffers that the kernel only reads are taken to have no other name.
 func (f *File) cuda(k *Kernel, vals []Value) (string, Entry, error) {
 	e := Entry{Name: k.Name + "_cuda"}
 	lits, err := f.literals(vals)
@@ -321,20 +361,24 @@ func (f *File) cuda(k *Kernel, vals []Value) (string, Entry, error) {
 	})
 	var sig []string
 	for _, p := range k.Params {
-		switch p.Attr {
-		case "buffer":
-			e.Buffers = max(e.Buffers, p.Index+1)
-		case "threadgroup":
-			e.Threadgroup = append(e.Threadgroup, p.Index)
+		q := EntryParam{Index: p.Index}
+		switch ty := ctype(p.Type); {
+		case p.Attr == "buffer" && strings.HasSuffix(ty, "&"):
+			q.Kind = Bytes
+			sig = append(sig, fmt.Sprintf("%s v%d", strings.TrimSuffix(ty, "&"), p.Index))
+		case p.Attr == "buffer" && p.Const:
+			sig = append(sig, fmt.Sprintf("%s __restrict__ b%d", ty, p.Index))
+		case p.Attr == "buffer":
+			sig = append(sig, fmt.Sprintf("%s b%d", ty, p.Index))
+		case p.Attr == "threadgroup":
+			q.Kind = Shared
+			sig = append(sig, fmt.Sprintf("uint s%d", p.Index))
+		default:
+			continue
 		}
+		e.Params = append(e.Params, q)
 	}
-	for i := range e.Buffers {
-		sig = append(sig, fmt.Sprintf("char *b%d", i))
-	}
-	for _, i := range e.Threadgroup {
-		sig = append(sig, fmt.Sprintf("uint s%d", i))
-	}
-	call, err := f.call(k, "b%d", "(msl_smem + s%d)")
+	call, err := f.call(k, "b%d", "v%[2]d", "(msl_smem + s%d)")
 	if err != nil {
 		return "", e, err
 	}

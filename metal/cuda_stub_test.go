@@ -1,0 +1,191 @@
+//go:build linux && (amd64 || arm64) && !nogpu
+
+package metal
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"hawkmoth/internal/msl"
+)
+
+// stub is a libcuda whose launches run in the emulator, so that everything
+// between the backend and the GPU's driver is tested without a GPU.
+type stub struct {
+	modules []stubModule
+	errs    []string
+}
+
+type stubModule struct {
+	k    msl.Compiled
+	v    Variant
+	m    *msl.Module
+	vals []msl.Value
+}
+
+var (
+	stubOnce sync.Once
+	theStub  stub
+	live     func() int32
+	stubErr  error
+)
+
+// openStub replaces libcuda for the rest of the process.
+func openStub(t *testing.T) (Device, *stub) {
+	t.Helper()
+	emulator(t, EmulatorOptions{})
+	stubOnce.Do(func() {
+		cc, err := exec.LookPath("cc")
+		if err != nil {
+			stubErr = err
+			return
+		}
+		so := filepath.Join(t.TempDir(), "libcuda.so.1")
+		if out, err := exec.Command(cc, "-O1", "-shared", "-fPIC", "-o", so, "testdata/libcuda.c").CombinedOutput(); err != nil {
+			stubErr = fmt.Errorf("%w: %s", err, out)
+			return
+		}
+		h, err := purego.Dlopen(so, purego.RTLD_NOW|purego.RTLD_LOCAL)
+		if err != nil {
+			stubErr = err
+			return
+		}
+		var set func(m, l uintptr)
+		purego.RegisterLibFunc(&set, h, "fake_set")
+		purego.RegisterLibFunc(&live, h, "fake_live")
+		set(purego.NewCallback(theStub.load), purego.NewCallback(theStub.launch))
+		cudaPath = so
+	})
+	if stubErr != nil {
+		t.Skip("SKIPPED: no libcuda stub: ", stubErr)
+	}
+	d, err := openCUDA(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d, &theStub
+}
+
+func (s *stub) load(ptx, id unsafe.Pointer) uintptr {
+	text := cString(ptx)
+	all, err := compiled()
+	if err != nil {
+		return 1
+	}
+	for _, v := range Variants() {
+		k := all[v.Key()]
+		if k.PTX != text {
+			continue
+		}
+		src, err := Source(v.File)
+		if err != nil {
+			return 1
+		}
+		f, err := msl.Parse(v.File, src)
+		if err != nil {
+			return 1
+		}
+		m, err := msl.Load(f, false)
+		if err != nil {
+			return 1
+		}
+		mod := stubModule{k: k, v: v, m: m}
+		for _, c := range v.Constants {
+			mod.vals = append(mod.vals, msl.Value(c))
+		}
+		s.modules = append(s.modules, mod)
+		*(*uint64)(id) = uint64(len(s.modules))
+		return 0
+	}
+	return 1
+}
+
+func (s *stub) launch(p unsafe.Pointer) uintptr {
+	a := *(*[10]uint64)(p)
+	mod := s.modules[a[0]-1]
+	args := unsafe.Slice(*(**byte)(unsafe.Pointer(&a[8])), a[9])
+	d := msl.Dispatch{Grid: [3]uint32{uint32(a[1]), uint32(a[2]), uint32(a[3])}, Tg: [3]uint32{uint32(a[4]), uint32(a[5]), uint32(a[6])}}
+	at, shared := 0, 0
+	for _, q := range mod.k.Entry.Params {
+		at = align(at, q.Align)
+		switch q.Kind {
+		case msl.Pointer:
+			addr := binary.LittleEndian.Uint64(args[at:])
+			d.Bufs[q.Index] = msl.Region{Ptr: *(*unsafe.Pointer)(unsafe.Pointer(&addr)), Len: 1 << 40}
+		case msl.Bytes:
+			d.Bufs[q.Index] = msl.Region{Ptr: unsafe.Pointer(&args[at]), Len: uint64(q.Size)}
+		case msl.Shared:
+			off := int(binary.LittleEndian.Uint32(args[at:]))
+			if off != shared || off >= int(a[7]) {
+				s.errs = append(s.errs, fmt.Sprintf("%s: shared memory at %d of %d", mod.v.Key(), off, a[7]))
+			}
+			d.Shared[q.Index] = uint32(a[7]) // the most that it can be
+			shared = off
+		}
+		at += q.Size
+	}
+	if at != len(args) {
+		s.errs = append(s.errs, fmt.Sprintf("%s: %d bytes of arguments, want %d", mod.v.Key(), len(args), at))
+	}
+	if err := mod.m.Run(mod.v.Kernel, mod.vals, &d, nil, 1); err != nil {
+		s.errs = append(s.errs, err.Error())
+	}
+	return 0
+}
+
+func TestCUDAHostCode(t *testing.T) {
+	d, s := openStub(t)
+	if err := Probe(d); err != nil {
+		t.Error(err)
+	}
+	b, err := d.NewBuffer(1<<33, Private)
+	if !errors.Is(err, ErrMemory) {
+		t.Errorf("a buffer beyond the memory: %v, %v", b, err)
+	}
+	lib, err := d.NewLibrary("probe.metal", "another text")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lib.NewPipeline("probe"); err == nil || !strings.Contains(err.Error(), "go generate") {
+		t.Errorf("PTX of another text was accepted: %v", err)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := live(); n != 0 {
+		t.Errorf("%d objects of the driver were not released", n)
+	}
+	for _, e := range s.errs {
+		t.Error(e)
+	}
+}
+
+// The embedded PTX must have been made from the kernels as they are.
+func TestPTXIsCurrent(t *testing.T) {
+	all, err := compiled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range Variants() {
+		text, err := Source(v.File)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if k, ok := all[v.Key()]; !ok || k.Hash != msl.TextHash(text) {
+			t.Errorf("%s: missing or of another text: run go generate ./metal", v.Key())
+		}
+		delete(all, v.Key())
+	}
+	for key := range all {
+		t.Errorf("%s is in the archive and no variant", key)
+	}
+}

@@ -1,0 +1,105 @@
+//go:build linux && (amd64 || arm64) && !nogpu
+
+package metal
+
+import (
+	"fmt"
+	goruntime "runtime"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+// cudaPath is the driver's library; tests put a stub here.
+var cudaPath = "libcuda.so.1"
+
+// cudaFunctions is all that is used of the driver's interface.
+var cudaFunctions = []string{"cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute", "cuDeviceTotalMem_v2",
+	"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent", "cuGetErrorName",
+	"cuModuleLoadDataEx", "cuModuleUnload", "cuModuleGetFunction", "cuFuncGetAttribute", "cuLaunchKernel",
+	"cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuMemHostGetDevicePointer_v2",
+	"cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2", "cuMemsetD8_v2",
+	"cuStreamCreate", "cuStreamDestroy_v2", "cuStreamSynchronize", "cuStreamWaitEvent",
+	"cuEventCreate", "cuEventDestroy_v2", "cuEventRecord", "cuEventSynchronize", "cuEventElapsedTime"}
+
+// CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
+const attrMajor, attrMinor = 75, 76
+
+// cudaOutOfMemory is CUDA_ERROR_OUT_OF_MEMORY.
+const cudaOutOfMemory = 2
+
+type cudaLib struct {
+	fn    map[string]uintptr
+	count int
+}
+
+var libcuda = sync.OnceValues(func() (*cudaLib, error) {
+	h, err := purego.Dlopen(cudaPath, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+	if err != nil {
+		return nil, fmt.Errorf("cuda: %w: no NVIDIA driver (%w)", ErrNoDevice, err)
+	}
+	l := &cudaLib{fn: map[string]uintptr{}}
+	for _, n := range cudaFunctions {
+		if l.fn[n], err = purego.Dlsym(h, n); err != nil {
+			return nil, fmt.Errorf("cuda: %w: the NVIDIA driver is too old (%w)", ErrNoDevice, err)
+		}
+	}
+	n := new(int32)
+	if err := l.call("cuInit", 0); err != nil {
+		return nil, fmt.Errorf("cuda: %w: %w", ErrNoDevice, err)
+	}
+	if err := l.call("cuDeviceGetCount", uintptr(unsafe.Pointer(n))); err != nil {
+		return nil, fmt.Errorf("cuda: %w: %w", ErrNoDevice, err)
+	}
+	l.count = int(*n)
+	return l, nil
+})
+
+//go:uintptrescapes
+func (l *cudaLib) call(name string, args ...uintptr) error {
+	r, _, _ := purego.SyscallN(l.fn[name], args...)
+	code := uint32(r)
+	if code == 0 {
+		return nil
+	}
+	text := new(*byte)
+	if r, _, _ := purego.SyscallN(l.fn["cuGetErrorName"], uintptr(code), uintptr(unsafe.Pointer(text))); uint32(r) != 0 || *text == nil {
+		return fmt.Errorf("%s: error %d", name, code)
+	}
+	err := fmt.Errorf("%s: %s", name, cString(unsafe.Pointer(*text)))
+	if code == cudaOutOfMemory {
+		err = fmt.Errorf("%w: %w", ErrMemory, err)
+	}
+	return err
+}
+
+func (l *cudaLib) name(index int) (string, error) {
+	ord, b := new(int32), new([128]byte)
+	if err := l.call("cuDeviceGet", uintptr(unsafe.Pointer(ord)), uintptr(index)); err != nil {
+		return "", err
+	}
+	err := l.call("cuDeviceGetName", uintptr(unsafe.Pointer(b)), uintptr(len(b)), uintptr(*ord))
+	s, _, _ := strings.Cut(string(b[:]), "\x00")
+	return s, err
+}
+
+// do runs f on a thread that has the device's context.
+func (d *cudaDevice) do(f func() error) error {
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	if err := d.call("cuCtxSetCurrent", d.ctx); err != nil {
+		return err
+	}
+	return f()
+}
+
+// cString copies text that ends with a zero byte.
+func cString(p unsafe.Pointer) string {
+	n := 0
+	for *(*byte)(unsafe.Add(p, n)) != 0 {
+		n++
+	}
+	return string(unsafe.Slice((*byte)(p), n))
+}
