@@ -37,15 +37,16 @@ type ropeKey struct {
 // cpuScratch is the memory of one thread.
 type cpuScratch struct {
 	kernel.Scratch
-	rows     [][]float32 // views handed to kernels
-	outs     [][]float32
-	acts     []kernel.Activation // the thread's own
-	lent     []kernel.Activation // the batch's, picked for an expert
-	scores   []float32
-	latents  []float32 // [tokenBlock, KVLoRA]
-	qabs     []float32 // likewise
-	absorbed [][]float32
-	_        [64]byte // keeps neighbours off the cache line
+	rows    [][]float32 // views handed to kernels
+	outs    [][]float32
+	acts    []kernel.Activation // the thread's own
+	lent    []kernel.Activation // the batch's, picked for an expert
+	scores  []float32
+	latents []float32   // [tokens, KVLoRA]
+	query   []float32   // [tokens, KVLoRA+Rope]
+	queries [][]float32 // views of it
+	lists   [][]float32 // views of the scores
+	_       [64]byte    // keeps neighbours off the cache line
 }
 
 // cpuWeight is a matrix as the kernels take it; vectors are decoded once.

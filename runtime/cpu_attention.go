@@ -22,7 +22,7 @@ type mlaTask struct {
 	blocks int // of tokens
 	chunks int // of positions
 	sweep  sweep
-	qabs   []float32 // [S, Heads, KVLoRA]
+	query  []float32 // [S, Heads, KVLoRA+Rope]: absorbed, then rotated
 	scores []float32 // [S, Heads, positions]
 	parts  []float32 // [chunks, S, Heads, KVLoRA]
 	stride int       // positions a row of scores holds
@@ -50,7 +50,7 @@ func (c *CPU) runMLA(op MLA, b Batch) {
 		c.do(op.Heads*t.blocks, t)
 		return
 	}
-	grow(&t.qabs, rows*op.KVLoRA)
+	grow(&t.query, rows*(op.KVLoRA+op.Rope))
 	grow(&t.scores, rows*t.stride)
 	grow(&t.parts, t.chunks*rows*op.KVLoRA)
 	t.blocks = 1
@@ -68,7 +68,8 @@ func (t *mlaTask) run(s *cpuScratch, item int) {
 	case byHeads:
 		t.head(s, item/t.blocks, item%t.blocks*tokenBlock)
 	case sweepAbsorb:
-		t.absorb(s, item, 0, t.b.S, t.qabs[item*t.op.KVLoRA:], t.op.Heads*t.op.KVLoRA)
+		_, width := t.cache()
+		t.absorb(s, item, 0, t.b.S, t.query[item*width:], t.op.Heads*width)
 	case sweepScore, sweepLatent:
 		t.chunk(s, item)
 	case sweepSoftmax:
@@ -94,40 +95,62 @@ func (t *mlaTask) row(row int) []float32 {
 	return t.scores[row*t.stride:][:n]
 }
 
-func (t *mlaTask) qrope(i, head int) []float32 {
-	return t.c.row(t.op.QRope, t.b, i)[head*t.op.Rope:][:t.op.Rope]
-}
-
 func (t *mlaTask) cache() (rows []float32, stride int) {
 	return t.c.floats[t.op.Cache.ID], t.op.KVLoRA + t.op.Rope
 }
 
-// absorb brings the queries of n tokens from first on into the latents' space;
-// they end up stride floats apart in dst.
+// absorb makes the queries of n tokens from first on, stride floats apart in
+// dst: absorbed into the latents' space, with the rotated part behind. Their
+// views end up in s.queries.
 func (t *mlaTask) absorb(s *cpuScratch, head, first, n int, dst []float32, stride int) {
 	op := &t.op
-	s.rows, s.absorbed = s.rows[:0], s.absorbed[:0]
+	s.rows, s.outs, s.queries = s.rows[:0], s.outs[:0], s.queries[:0]
 	for i := range n {
+		q := dst[i*stride:][:op.KVLoRA+op.Rope]
+		copy(q[op.KVLoRA:], t.c.row(op.QRope, t.b, first+i)[head*op.Rope:])
+		s.queries = append(s.queries, q)
+		s.outs = append(s.outs, q[:op.KVLoRA])
 		s.rows = append(s.rows, t.c.row(op.Q, t.b, first+i)[head*op.QWidth:][:op.Nope])
-		s.absorbed = append(s.absorbed, dst[i*stride:][:op.KVLoRA])
 	}
-	kernel.QAbsBatch(s.absorbed, s.rows, t.kvb.m, head*(op.Nope+op.Value), &s.Scratch)
+	kernel.QAbsBatch(s.outs, s.rows, t.kvb.m, head*(op.Nope+op.Value), &s.Scratch)
 }
 
-// head is attention of one head for a block of tokens.
+// head is attention of one head for a block of tokens. Without a selection the
+// block goes over the cache together, up to the last token's position; what an
+// earlier token must not see gets the weight 0, which changes no sum.
 func (t *mlaTask) head(s *cpuScratch, head, first int) {
 	op := &t.op
 	n := min(tokenBlock, t.b.S-first)
-	grow(&s.qabs, n*op.KVLoRA)
+	cache, width := t.cache()
+	grow(&s.query, n*width)
 	grow(&s.latents, n*op.KVLoRA)
-	t.absorb(s, head, first, n, s.qabs, op.KVLoRA)
-	cache, stride := t.cache()
+	t.absorb(s, head, first, n, s.query, width)
+	s.outs = s.outs[:0]
 	for i := range n {
-		positions, chosen := t.positions(first + i)
-		grow(&s.scores, positions)
-		kernel.Score(s.scores, s.absorbed[i], t.qrope(first+i, head), cache, stride, chosen, op.Scale)
-		kernel.Softmax(s.scores)
-		kernel.Latent(s.latents[i*op.KVLoRA:][:op.KVLoRA], s.scores, cache, stride, chosen, &s.Scratch)
+		s.outs = append(s.outs, s.latents[i*op.KVLoRA:][:op.KVLoRA])
+	}
+	all := t.b.Pos + first + n
+	grow(&s.scores, n*all)
+	s.lists = s.lists[:0]
+	for i := range n {
+		s.lists = append(s.lists, s.scores[i*all:][:all])
+	}
+	if op.Select == nil || all <= op.Select.Width {
+		kernel.ScoreBatch(s.lists, s.queries, cache, width, nil, op.Scale)
+		for i, list := range s.lists {
+			seen := all - n + i + 1
+			kernel.Softmax(list[:seen])
+			clear(list[seen:])
+		}
+		kernel.LatentBatch(s.outs, s.lists, cache, width, nil, &s.Scratch)
+	} else {
+		for i := range n {
+			seen, chosen := t.positions(first + i)
+			list := s.lists[i][:seen]
+			kernel.Score(list, s.queries[i][:op.KVLoRA], s.queries[i][op.KVLoRA:], cache, width, chosen, op.Scale)
+			kernel.Softmax(list)
+			kernel.Latent(s.outs[i], list, cache, width, chosen, &s.Scratch)
+		}
 	}
 	t.value(s, head, first, n)
 }
@@ -136,24 +159,27 @@ func (t *mlaTask) head(s *cpuScratch, head, first int) {
 // latents. A token's selected positions in a chunk are a run of its list.
 func (t *mlaTask) chunk(s *cpuScratch, chunk int) {
 	op := &t.op
-	cache, stride := t.cache()
+	cache, width := t.cache()
 	lo, hi := chunk*kernel.Chunk, (chunk+1)*kernel.Chunk
 	for i := range t.b.S {
 		n, chosen := t.positions(i)
 		from, to := min(lo, n), min(hi, n)
-		rows := cache[from*stride:]
+		rows := cache[from*width:]
 		if chosen != nil {
 			from, to = lowerBound(chosen, lo), lowerBound(chosen, hi)
 			chosen, rows = chosen[from:to], cache
 		}
+		s.queries, s.lists, s.outs = s.queries[:0], s.lists[:0], s.outs[:0]
 		for h := range op.Heads {
 			row := i*op.Heads + h
-			scores := t.row(row)[from:to]
-			if t.sweep == sweepScore {
-				kernel.Score(scores, t.qabs[row*op.KVLoRA:][:op.KVLoRA], t.qrope(i, h), rows, stride, chosen, op.Scale)
-				continue
-			}
-			kernel.Latent(t.part(chunk, row), scores, rows, stride, chosen, &s.Scratch)
+			s.queries = append(s.queries, t.query[row*width:][:width])
+			s.lists = append(s.lists, t.row(row)[from:to])
+			s.outs = append(s.outs, t.part(chunk, row))
+		}
+		if t.sweep == sweepScore {
+			kernel.ScoreBatch(s.lists, s.queries, rows, width, chosen, op.Scale)
+		} else {
+			kernel.LatentBatch(s.outs, s.lists, rows, width, chosen, &s.Scratch)
 		}
 	}
 }
@@ -215,11 +241,11 @@ func (c *CPU) index(op Index, b Batch, i int, s *cpuScratch) {
 		return
 	}
 	grow(&s.scores, positions)
-	grow(&s.qabs, op.Heads)
+	grow(&s.query, op.Heads)
 	for h, w := range c.row(op.HeadWeight, b, i) {
-		s.qabs[h] = w * op.HeadScale
+		s.query[h] = w * op.HeadScale
 	}
-	kernel.IndexScore(s.scores, c.row(op.Q, b, i), s.qabs, c.floats[op.Keys.ID], op.Scale)
+	kernel.IndexScore(s.scores, c.row(op.Q, b, i), s.query, c.floats[op.Keys.ID], op.Scale)
 	kernel.TopK(c.intRow(op.Select, i), s.scores, op.Select.Width)
 }
 

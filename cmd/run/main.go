@@ -30,7 +30,7 @@ func command() *cobra.Command {
 	root.Args = cli.Args("DIR")
 	root.RunE = func(cmd *cobra.Command, args []string) error { return generate(cmd, args[0], &g) }
 	g.register(root)
-	root.AddCommand(pplCommand(), logitsCommand(), demoCommand())
+	root.AddCommand(pplCommand(), logitsCommand(), demoCommand(), benchCommand())
 	return root
 }
 
