@@ -20,18 +20,24 @@ func BenchmarkMatVec(b *testing.B) {
 			xs, ys, act := make([][]float32, n), make([][]float32, n), make([]Activation, n)
 			for i := range xs {
 				xs[i], ys[i] = sample(r, cols, "normal"), make([]float32, rows)
-				act[i].Quantize(xs[i], max(8, ActivationBits(s.Format)))
 			}
-			b.Run(fmt.Sprintf("%s/S=%d", s.Name(), n), func(b *testing.B) {
-				best := time.Hour // of the runs that nobody disturbed
-				for b.Loop() {
-					start := time.Now()
-					MatVec(m, 0, rows, xs, act, ys, &tmp)
-					best = min(best, time.Since(start))
-				}
-				b.ReportMetric(float64(b.N)*rows*cols*float64(n)/1e9/b.Elapsed().Seconds(), "GMAC/s")
-				b.ReportMetric(rows*cols*float64(n)/1e9/best.Seconds(), "best-GMAC/s")
-			})
+			for _, i := range isas {
+				b.Run(fmt.Sprintf("%s/S=%d/%s", s.Name(), n, i), func(b *testing.B) {
+					with(i, func() {
+						for s := range xs {
+							act[s].Quantize(xs[s], max(8, ActivationBits(m.Format)))
+						}
+						best := time.Hour // of the runs that nobody disturbed
+						for b.Loop() {
+							start := time.Now()
+							MatVec(m, 0, rows, xs, act, ys, &tmp)
+							best = min(best, time.Since(start))
+						}
+						b.ReportMetric(float64(b.N)*rows*cols*float64(n)/1e9/b.Elapsed().Seconds(), "GMAC/s")
+						b.ReportMetric(rows*cols*float64(n)/1e9/best.Seconds(), "best-GMAC/s")
+					})
+				})
+			}
 		}
 	}
 }

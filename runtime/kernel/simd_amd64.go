@@ -3,6 +3,8 @@
 package kernel
 
 import (
+	"unsafe"
+
 	"golang.org/x/sys/cpu"
 
 	"hawkmoth/format"
@@ -22,7 +24,7 @@ var isas = func() []isa {
 	return have
 }()
 
-var tiles = [...]map[tileKey]tileKernel{
+var tileTable = [...]map[tileKey]tileKernel{
 	avx2: {
 		{format.Int8Row, 0}:     {int8RowAVX2, 2, 0},
 		{format.Int4Row, 0}:     {int4RowAVX2, 2, 0},
@@ -45,7 +47,7 @@ var tiles = [...]map[tileKey]tileKernel{
 
 // floatKernels lists the float kernels by the vectors they take; the first
 // takes one.
-var floatKernels = [...]map[format.ID][]floatKernel{
+var floatTable = [...]map[format.ID][]floatKernel{
 	avx2: {
 		format.F32:  {{f32By1AVX2, 4, 1}, {f32By2AVX2, 2, 2}},
 		format.BF16: {{bf16By1AVX2, 4, 1}, {bf16By2AVX2, 2, 2}},
@@ -60,35 +62,158 @@ var floatKernels = [...]map[format.ID][]floatKernel{
 	},
 }
 
-var vectors = [...]*vectorKernels{
-	avx2: {
-		add:              addAVX2,
-		scaleBy:          scaleByAVX2,
-		siluMul:          siluMulAVX2,
-		divide:           divideAVX2,
-		pack:             packAVX2,
-		accumulate:       accumulateAVX2,
-		accumulatePicked: accumulatePickedAVX2,
-		decodeInt8:       decodeInt8AVX2,
-		decodeInt4:       decodeInt4AVX2,
-		widen: map[format.ID]func(*float32, *byte, int, *float32){
-			format.BF16: bf16WidenAVX2, format.F16: f16WidenAVX2, format.FP8: fp8WidenAVX2,
-		},
-	},
-	avx512: {
-		add:              addAVX512,
-		scaleBy:          scaleByAVX512,
-		siluMul:          siluMulAVX512,
-		divide:           divideAVX512,
-		pack:             packAVX512,
-		accumulate:       accumulateAVX512,
-		accumulatePicked: accumulatePickedAVX512,
-		decodeInt8:       decodeInt8AVX512,
-		decodeInt4:       decodeInt4AVX512,
-		widen: map[format.ID]func(*float32, *byte, int, *float32){
-			format.BF16: bf16WidenAVX512, format.F16: f16WidenAVX512, format.FP8: fp8WidenAVX512,
-		},
-	},
+func tiles() map[tileKey]tileKernel { return tileTable[active] }
+
+func floatKernels(id format.ID) []floatKernel { return floatTable[active][id] }
+
+// floatTails says that the float kernels take any number of columns.
+const floatTails = true
+
+// f32Tile multiplies four rows with n vectors, of which dotVectors may be
+// taken; t stays on the stack.
+func f32Tile(t *floatTile, n int) {
+	p := (*byte)(unsafe.Pointer(t))
+	switch {
+	case active == avx512 && n == 4:
+		f32By4AVX512(p)
+	case active == avx512 && n == 2:
+		f32By2AVX512(p)
+	case active == avx512:
+		f32By1AVX512(p)
+	default:
+		f32By1AVX2(p)
+	}
+}
+
+// dotVectors is how many vectors f32Tile takes of n.
+func dotVectors(n int) int {
+	switch {
+	case active != avx512 || n < 2:
+		return 1
+	case n < 4:
+		return 2
+	default:
+		return 4
+	}
+}
+
+func addVec(out, y []float32) {
+	if active == avx512 {
+		addAVX512(first(out), first(y), len(out))
+	} else {
+		addAVX2(first(out), first(y), len(out))
+	}
+}
+
+func scaleByVec(y, x, w []float32, r float32) {
+	if active == avx512 {
+		scaleByAVX512(first(y), first(x), first(w), len(x), r)
+	} else {
+		scaleByAVX2(first(y), first(x), first(w), len(x), r)
+	}
+}
+
+func siluMulVec(dst, gate, up []float32) {
+	if active == avx512 {
+		siluMulAVX512(first(dst), first(gate), first(up), len(dst))
+	} else {
+		siluMulAVX2(first(dst), first(gate), first(up), len(dst))
+	}
+}
+
+func divideVec(p []float32, z float32) {
+	if active == avx512 {
+		divideAVX512(first(p), len(p), z)
+	} else {
+		divideAVX2(first(p), len(p), z)
+	}
+}
+
+func greatestVec(p []float32, top *[16]float32) {
+	if active == avx512 {
+		greatestAVX512(first(p), len(p), &top[0])
+	} else {
+		greatestAVX2(first(p), len(p), &top[0])
+	}
+}
+
+func expSumVec(p []float32, top float32, sums *[16]float32) {
+	if active == avx512 {
+		expSumAVX512(first(p), len(p), top, &sums[0])
+	} else {
+		expSumAVX2(first(p), len(p), top, &sums[0])
+	}
+}
+
+func accumulateVec(acc, w []float32, rows *float32, stride int, picks *int32) {
+	switch a, c, x, n := first(acc), len(acc), first(w), len(w); {
+	case active == avx512 && picks != nil:
+		accumulatePickedAVX512(a, c, x, n, rows, stride, picks)
+	case active == avx512:
+		accumulateAVX512(a, c, x, n, rows, stride)
+	case picks != nil:
+		accumulatePickedAVX2(a, c, x, n, rows, stride, picks)
+	default:
+		accumulateAVX2(a, c, x, n, rows, stride)
+	}
+}
+
+func quantizeVec(x *float32, blocks int, limit float32, q *int16, scale *float32) {
+	if active == avx512 {
+		quantizeAVX512(x, blocks, limit, q, scale)
+	} else {
+		quantizeAVX2(x, blocks, limit, q, scale)
+	}
+}
+
+func packVec(q *int16, pairs int, codes *int8, sums *int32) { packAVX2(q, pairs, codes, sums) }
+
+func packWideVec(q *int16, blocks int, hi, lo *int8, sums *int32) {
+	packWideAVX2(q, blocks, hi, lo, sums)
+}
+
+func decodeInt8Vec(dst *float32, codes *byte, blocks int, scale *float32) {
+	if active == avx512 {
+		decodeInt8AVX512(dst, codes, blocks, scale)
+	} else {
+		decodeInt8AVX2(dst, codes, blocks, scale)
+	}
+}
+
+func decodeInt4Vec(dst *float32, codes *byte, blocks int, scale *float32, each int) {
+	if active == avx512 {
+		decodeInt4AVX512(dst, codes, blocks, scale, each)
+	} else {
+		decodeInt4AVX2(dst, codes, blocks, scale, each)
+	}
+}
+
+func widenVec(id format.ID, dst *float32, codes *byte, sixteens int, scale *float32) {
+	switch wide := active == avx512; {
+	case id == format.BF16 && wide:
+		bf16WidenAVX512(dst, codes, sixteens, scale)
+	case id == format.BF16:
+		bf16WidenAVX2(dst, codes, sixteens, scale)
+	case id == format.F16 && wide:
+		f16WidenAVX512(dst, codes, sixteens, scale)
+	case id == format.F16:
+		f16WidenAVX2(dst, codes, sixteens, scale)
+	case wide:
+		fp8WidenAVX512(dst, codes, sixteens, scale)
+	default:
+		fp8WidenAVX2(dst, codes, sixteens, scale)
+	}
+}
+
+func indexSumVec(dots, w *float32, heads int, scale float32, dst *float32) {
+	indexSumAVX2(dots, w, heads, scale, dst)
+}
+
+func readVec(p *byte, lines int) uint64 {
+	if active == avx512 {
+		return readAVX512(p, lines)
+	}
+	return readAVX2(p, lines)
 }
 
 var panels = [...]map[format.ID]panelKernel{

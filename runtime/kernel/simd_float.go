@@ -1,4 +1,4 @@
-//go:build amd64 && !noasm
+//go:build (amd64 || arm64) && !noasm
 
 package kernel
 
@@ -53,9 +53,9 @@ func (t *floatTile) setColumns(cols int) {
 const cacheBytes = 128 << 10
 
 // floatRowsSIMD is floatRows for the formats that the active level serves.
-func floatRowsSIMD(m quantize.Matrix, lo, hi int, x, y [][]float32, first int, tmp *Scratch) bool {
-	kernels := floatKernels[active][m.Format]
-	if kernels == nil {
+func floatRowsSIMD(m quantize.Matrix, lo, hi int, x, y [][]float32, from int, tmp *Scratch) bool {
+	kernels := floatKernels(m.Format)
+	if kernels == nil || !floatTails && m.Cols%16 != 0 {
 		return false
 	}
 	for _, xs := range x {
@@ -104,7 +104,7 @@ func floatRowsSIMD(m quantize.Matrix, lo, hi int, x, y [][]float32, first int, t
 				t.next = uintptr(t.w[0]) + ahead(k.rows*rowBytes)
 				k.run((*byte)(unsafe.Pointer(t)))
 				for j, ys := range y[i : i+k.n] {
-					copy(ys[o-first:][:n], s.out[4*j:])
+					copy(ys[o-from:][:n], s.out[4*j:])
 				}
 			}
 			i += k.n
@@ -116,14 +116,9 @@ func floatRowsSIMD(m quantize.Matrix, lo, hi int, x, y [][]float32, first int, t
 // ReadAll reads p, a multiple of 64 bytes, as fast as one goroutine can, for
 // measuring the memory's rate. The result depends on every cache line.
 func ReadAll(p []byte) uint64 {
-	switch n := len(p) / 64; {
-	case n == 0:
-		return 0
-	case active == avx512:
-		return readAVX512(unsafe.SliceData(p), n)
-	case active == avx2:
-		return readAVX2(unsafe.SliceData(p), n)
-	default:
+	n := len(p) / 64
+	if n == 0 || active == plain {
 		return readAll(p)
 	}
+	return readVec(first(p), n)
 }

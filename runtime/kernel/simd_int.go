@@ -1,4 +1,4 @@
-//go:build amd64 && !noasm
+//go:build (amd64 || arm64) && !noasm
 
 package kernel
 
@@ -40,11 +40,9 @@ var (
 
 // simdScratch is the working memory of the assembly's callers.
 type simdScratch struct {
+	panelScratch
 	tile   tile
 	floats floatTile
-	panel  panel
-	tiles  []byte // of a panel
-	bytes  []byte // likewise
 	acc    []float32
 	out    []float32
 	tail   []byte
@@ -62,7 +60,7 @@ type tileKernel struct {
 // tileFor is the kernel for a matrix; ok is false if only the Go code serves it.
 // Scales of groups that no kernel reads as they lie are spread to one a block.
 func tileFor(s format.Spec) (k tileKernel, ok bool) {
-	table := tiles[active]
+	table := tiles()
 	if s.Format != format.Int4Grouped {
 		k = table[tileKey{s.Format, 0}]
 		return k, k.run != nil

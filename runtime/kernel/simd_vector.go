@@ -1,4 +1,4 @@
-//go:build amd64 && !noasm
+//go:build (amd64 || arm64) && !noasm
 
 package kernel
 
@@ -13,52 +13,10 @@ import (
 // The functions here have the names and the meaning of those without SIMD; they
 // report false where the active level leaves the work to the Go code.
 
-// vectors are the kernels on float32 vectors of a level.
-type vectorKernels struct {
-	add              func(out, y *float32, n int)
-	scaleBy          func(y, x, w *float32, n int, r float32)
-	siluMul          func(dst, gate, up *float32, n int)
-	divide           func(p *float32, n int, z float32)
-	pack             func(q *int16, pairs int, codes *int8, sums *int32)
-	accumulate       func(acc *float32, cols int, w *float32, n int, rows *float32, stride int)
-	accumulatePicked func(acc *float32, cols int, w *float32, n int, rows *float32, stride int, picks *int32)
-	decodeInt8       func(dst *float32, codes *byte, blocks int, scale *float32)
-	decodeInt4       func(dst *float32, codes *byte, blocks int, scale *float32, each int)
-	widen            map[format.ID]func(dst *float32, codes *byte, sixteens int, scale *float32)
-}
-
 func first[T any](s []T) *T { return unsafe.SliceData(s) }
 
-// dotTile multiplies four rows with n vectors, of which the active level takes
-// up to four; t stays on the stack.
-func dotTile(t *floatTile, n int) {
-	p := (*byte)(unsafe.Pointer(t))
-	switch {
-	case active == avx512 && n == 4:
-		f32By4AVX512(p)
-	case active == avx512 && n == 2:
-		f32By2AVX512(p)
-	case active == avx512:
-		f32By1AVX512(p)
-	default:
-		f32By1AVX2(p)
-	}
-}
-
-// dotVectors is how many vectors dotTile takes of n.
-func dotVectors(n int) int {
-	switch {
-	case active != avx512 || n < 2:
-		return 1
-	case n < 4:
-		return 2
-	default:
-		return 4
-	}
-}
-
 func dotSIMD(a, b []float32) (float32, bool) {
-	if active == plain {
+	if active == plain || !floatTails && len(a)%16 != 0 {
 		return 0, false
 	}
 	b = b[:len(a)]
@@ -71,7 +29,7 @@ func dotSIMD(a, b []float32) (float32, bool) {
 	}
 	t.x, t.out = unsafe.Pointer(&x[0]), unsafe.Pointer(&out[0])
 	t.next = uintptr(t.w[0])
-	dotTile(&t, 1)
+	f32Tile(&t, 1)
 	return out[0], true
 }
 
@@ -83,6 +41,9 @@ func scoreSIMD(dst, x [][]float32, cache []float32, stride int, positions []int3
 	}
 	if len(x) == 0 {
 		return true
+	}
+	if !floatTails && len(x[0])%16 != 0 {
+		return false
 	}
 	var t floatTile
 	var out [16]float32
@@ -102,7 +63,7 @@ func scoreSIMD(dst, x [][]float32, cache []float32, stride int, positions []int3
 		for s := 0; s < len(x); {
 			k := dotVectors(len(x) - s)
 			t.x = unsafe.Pointer(&x[s])
-			dotTile(&t, k)
+			f32Tile(&t, k)
 			for j, d := range dst[s : s+k] {
 				d = d[i:][:rows]
 				for r := range d {
@@ -132,12 +93,11 @@ func addScaledSIMD(out []float32, w float32, y []float32) bool {
 	if active == plain || len(out) == 0 {
 		return false
 	}
-	y = y[:len(out)]
-	if active == avx512 {
-		accumulateAVX512(first(out), len(out), &w, 1, first(y), 0)
-	} else {
-		accumulateAVX2(first(out), len(out), &w, 1, first(y), 0)
+	if !floatTails && len(out)%4 != 0 {
+		return false
 	}
+	y = y[:len(out)]
+	accumulateVec(out, []float32{w}, first(y), 0, nil)
 	return true
 }
 
@@ -146,16 +106,15 @@ func accumulateSIMD(acc, w, cache []float32, stride int, positions []int32) {
 	if len(w) == 0 || len(acc) == 0 {
 		return
 	}
-	v := vectors[active]
 	if positions == nil {
 		_ = cache[(len(w)-1)*stride:][:len(acc)]
-		v.accumulate(first(acc), len(acc), first(w), len(w), first(cache), 4*stride)
+		accumulateVec(acc, w, first(cache), 4*stride, nil)
 		return
 	}
 	for _, p := range positions[:len(w)] {
 		_ = cache[int(p)*stride:][:len(acc)]
 	}
-	v.accumulatePicked(first(acc), len(acc), first(w), len(w), first(cache), 4*stride, first(positions))
+	accumulateVec(acc, w, first(cache), 4*stride, first(positions))
 }
 
 // latentTile is how many positions all queries take before the next ones.
@@ -169,6 +128,9 @@ func latentSIMD(dst, p [][]float32, cache []float32, stride int, positions []int
 		return true
 	}
 	width, n := len(dst[0]), len(p[0])
+	if !floatTails && width%4 != 0 {
+		return false
+	}
 	tmp.chunk = grow(tmp.chunk, len(dst)*width)
 	clear(tmp.chunk)
 	for _, d := range dst {
@@ -207,8 +169,7 @@ func addSIMD(out, y []float32) bool {
 	if active == plain {
 		return false
 	}
-	y = y[:len(out)]
-	vectors[active].add(first(out), first(y), len(out))
+	addVec(out, y[:len(out)])
 	return true
 }
 
@@ -216,7 +177,7 @@ func scaleBySIMD(y, x, w []float32, r float32) bool {
 	if active == plain {
 		return false
 	}
-	vectors[active].scaleBy(first(y), first(x), first(w), len(x), r)
+	scaleByVec(y, x, w, r)
 	return true
 }
 
@@ -224,7 +185,7 @@ func siluMulSIMD(dst, gate, up []float32) bool {
 	if active == plain {
 		return false
 	}
-	vectors[active].siluMul(first(dst), first(gate), first(up), len(dst))
+	siluMulVec(dst, gate, up)
 	return true
 }
 
@@ -233,23 +194,15 @@ func softmaxSIMD(p []float32) bool {
 		return false
 	}
 	var tops, sums [16]float32
-	if active == avx512 {
-		greatestAVX512(first(p), len(p), &tops[0])
-	} else {
-		greatestAVX2(first(p), len(p), &tops[0])
-	}
+	greatestVec(p, &tops)
 	top := float32(math.Inf(-1))
 	for _, s := range tops {
 		if s > top {
 			top = s
 		}
 	}
-	if active == avx512 {
-		expSumAVX512(first(p), len(p), top, &sums[0])
-	} else {
-		expSumAVX2(first(p), len(p), top, &sums[0])
-	}
-	vectors[active].divide(first(p), len(p), tree(&sums))
+	expSumVec(p, top, &sums)
+	divideVec(p, tree(&sums))
 	return true
 }
 
@@ -262,20 +215,11 @@ func quantizeSIMD(a *Activation, x []float32, bits int) bool {
 	var last [Block]float32
 	rest := x[whole*Block:]
 	copy(last[:], rest)
-	if active == avx512 {
-		if whole > 0 {
-			quantizeAVX512(first(x), whole, limit, first(a.Q), first(a.Scale))
-		}
-		if len(rest) > 0 {
-			quantizeAVX512(&last[0], 1, limit, &a.Q[whole*Block], &a.Scale[whole])
-		}
-	} else {
-		if whole > 0 {
-			quantizeAVX2(first(x), whole, limit, first(a.Q), first(a.Scale))
-		}
-		if len(rest) > 0 {
-			quantizeAVX2(&last[0], 1, limit, &a.Q[whole*Block], &a.Scale[whole])
-		}
+	if whole > 0 {
+		quantizeVec(first(x), whole, limit, first(a.Q), first(a.Scale))
+	}
+	if len(rest) > 0 {
+		quantizeVec(&last[0], 1, limit, &a.Q[whole*Block], &a.Scale[whole])
 	}
 	clear(a.Q[len(x):])
 	blocks := (len(a.Scale) + quad - 1) / quad * quad
@@ -284,9 +228,9 @@ func quantizeSIMD(a *Activation, x []float32, bits int) bool {
 	switch {
 	case blocks == 0:
 	case bits == 8:
-		vectors[active].pack(first(a.Q), blocks/2, first(a.codes), first(a.sums))
+		packVec(first(a.Q), blocks/2, first(a.codes), first(a.sums))
 	default:
-		packWideAVX2(first(a.Q), blocks, first(a.codes), &a.codes[n], first(a.sums))
+		packWideVec(first(a.Q), blocks, first(a.codes), &a.codes[n], first(a.sums))
 	}
 	return true
 }
@@ -294,7 +238,7 @@ func quantizeSIMD(a *Activation, x []float32, bits int) bool {
 // indexSIMD is IndexScore with room for four dot products of every head.
 func indexSIMD(dst, q, w, keys []float32, hd int, scale float32) bool {
 	const most = 128
-	if active == plain || len(w) > most {
+	if active == plain || len(w) > most || !floatTails && hd%16 != 0 {
 		return false
 	}
 	var t floatTile
@@ -313,11 +257,11 @@ func indexSIMD(dst, q, w, keys []float32, hd int, scale float32) bool {
 		for h := 0; h < len(w); {
 			k := dotVectors(len(w) - h)
 			t.x, t.out = unsafe.Pointer(&heads[h]), unsafe.Pointer(&dots[4*h])
-			dotTile(&t, k)
+			f32Tile(&t, k)
 			h += k
 		}
 		var sums [4]float32
-		indexSumAVX2(&dots[0], first(w), len(w), scale, &sums[0])
+		indexSumVec(&dots[0], first(w), len(w), scale, &sums[0])
 		copy(dst[i:][:rows], sums[:])
 	}
 	return true
@@ -328,7 +272,6 @@ func dequantSIMD(m quantize.Matrix, row int, dst []float32) bool {
 	if active == plain {
 		return false
 	}
-	v := vectors[active]
 	dst = dst[:m.Cols]
 	codes, scales := m.W[row*m.RowBytes():][:m.RowBytes()], m.ScaleCols()
 	blocks := m.Cols / Block
@@ -336,11 +279,11 @@ func dequantSIMD(m quantize.Matrix, row int, dst []float32) bool {
 	decode := func(dst []float32, codes []byte, blocks, at int) {
 		switch s := m.S[row*scales:]; {
 		case m.Format == format.Int8Row:
-			v.decodeInt8(first(dst), first(codes), blocks, &s[0])
+			decodeInt8Vec(first(dst), first(codes), blocks, &s[0])
 		case m.Format == format.Int4Row:
-			v.decodeInt4(first(dst), first(codes), blocks, &s[0], math.MaxInt)
+			decodeInt4Vec(first(dst), first(codes), blocks, &s[0], math.MaxInt)
 		default:
-			v.decodeInt4(first(dst), first(codes), blocks, &s[at*Block/m.Group], m.Group/Block)
+			decodeInt4Vec(first(dst), first(codes), blocks, &s[at*Block/m.Group], m.Group/Block)
 		}
 	}
 	switch m.Format {
@@ -359,6 +302,9 @@ func dequantSIMD(m quantize.Matrix, row int, dst []float32) bool {
 			copy(dst[blocks*Block:], last[:])
 		}
 	case format.BF16, format.F16, format.FP8:
+		if !floatTails {
+			return false // the Go decoder is short of little here
+		}
 		size, run := m.RowBytes()/max(1, m.Cols), m.Cols
 		var s []float32
 		if m.Format == format.FP8 {
@@ -372,13 +318,13 @@ func dequantSIMD(m quantize.Matrix, row int, dst []float32) bool {
 				scale = &s[at/run]
 			}
 			if n >= 16 {
-				v.widen[m.Format](&dst[at], &codes[at*size], n/16, scale)
+				widenVec(m.Format, &dst[at], &codes[at*size], n/16, scale)
 			}
 			if n%16 != 0 {
 				var last [16]float32
 				var tail [32]byte
 				copy(tail[:], codes[(at+n&^15)*size:(at+n)*size])
-				v.widen[m.Format](&last[0], &tail[0], 1, scale)
+				widenVec(m.Format, &last[0], &tail[0], 1, scale)
 				copy(dst[at+n&^15:at+n], last[:])
 			}
 		}
@@ -402,6 +348,9 @@ func qabsSIMD(dst, q [][]float32, m quantize.Matrix, rowStart int, tmp *Scratch)
 	}
 	if len(q) == 0 {
 		return true
+	}
+	if !floatTails && m.Cols%4 != 0 {
+		return false
 	}
 	tmp.row = grow(tmp.row, qabsRows*m.Cols)
 	for r := 0; r < len(q[0]); r += qabsRows {

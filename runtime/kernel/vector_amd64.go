@@ -39,11 +39,6 @@ func divideAVX512(p *float32, n int, z float32)
 //go:noescape
 func quantizeAVX512(x *float32, blocks int, limit float32, q *int16, scale *float32)
 
-// packAVX512 makes the int8 form of pairs of blocks.
-//
-//go:noescape
-func packAVX512(q *int16, pairs int, codes *int8, sums *int32)
-
 // accumulateAVX512 adds w[i]·rows[i] to acc[cols] for i < n, fused, in order; rows are stride bytes apart.
 //
 //go:noescape

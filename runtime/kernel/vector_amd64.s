@@ -633,151 +633,6 @@ DATA dword322bcc77<>+24(SB)/4, $0x322bcc77
 DATA dword322bcc77<>+28(SB)/4, $0x322bcc77
 GLOBL dword322bcc77<>(SB), RODATA|NOPTR, $32
 
-// func packAVX512(q *int16, pairs int, codes *int8, sums *int32)
-// Requires: AVX, AVX2
-TEXT ·packAVX512(SB), NOSPLIT, $0-32
-	MOVQ         q+0(FP), AX
-	MOVQ         pairs+8(FP), CX
-	MOVQ         codes+16(FP), DX
-	MOVQ         sums+24(FP), BX
-	VBROADCASTSS dword000000ff<>+0(SB), Y14
-	VBROADCASTSS dword00010001<>+0(SB), Y15
-
-pair:
-	VPXOR        Y8, Y8, Y8
-	VMOVDQU      (AX), Y0
-	VPMADDWD     Y15, Y0, Y9
-	VPADDD       Y9, Y8, Y8
-	VMOVDQU      32(AX), Y1
-	VPMADDWD     Y15, Y1, Y9
-	VPADDD       Y9, Y8, Y8
-	VMOVDQU      64(AX), Y2
-	VPMADDWD     Y15, Y2, Y9
-	VPADDD       Y9, Y8, Y8
-	VMOVDQU      96(AX), Y3
-	VPMADDWD     Y15, Y3, Y9
-	VPADDD       Y9, Y8, Y8
-	VPAND        Y14, Y0, Y4
-	VPAND        Y14, Y1, Y5
-	VPSRLD       $0x10, Y0, Y6
-	VPSRLD       $0x10, Y1, Y7
-	VPAND        Y14, Y6, Y6
-	VPAND        Y14, Y7, Y7
-	VPACKUSDW    Y5, Y4, Y4
-	VPERMQ       $0xd8, Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X5
-	VPACKUSWB    X5, X4, X4
-	VMOVDQU      X4, (DX)
-	VPACKUSDW    Y7, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X7
-	VPACKUSWB    X7, X6, X6
-	VMOVDQU      X6, 64(DX)
-	VPAND        Y14, Y2, Y4
-	VPAND        Y14, Y3, Y5
-	VPSRLD       $0x10, Y2, Y6
-	VPSRLD       $0x10, Y3, Y7
-	VPAND        Y14, Y6, Y6
-	VPAND        Y14, Y7, Y7
-	VPACKUSDW    Y5, Y4, Y4
-	VPERMQ       $0xd8, Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X5
-	VPACKUSWB    X5, X4, X4
-	VMOVDQU      X4, 16(DX)
-	VPACKUSDW    Y7, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X7
-	VPACKUSWB    X7, X6, X6
-	VMOVDQU      X6, 80(DX)
-	VEXTRACTI128 $0x01, Y8, X9
-	VPADDD       X9, X8, X8
-	VPSHUFD      $0x4e, X8, X9
-	VPADDD       X9, X8, X8
-	VPSHUFD      $0xb1, X8, X9
-	VPADDD       X9, X8, X8
-	VPSLLD       $0x03, X8, X8
-	VMOVD        X8, (BX)
-	VPXOR        Y8, Y8, Y8
-	VMOVDQU      128(AX), Y0
-	VPMADDWD     Y15, Y0, Y9
-	VPADDD       Y9, Y8, Y8
-	VMOVDQU      160(AX), Y1
-	VPMADDWD     Y15, Y1, Y9
-	VPADDD       Y9, Y8, Y8
-	VMOVDQU      192(AX), Y2
-	VPMADDWD     Y15, Y2, Y9
-	VPADDD       Y9, Y8, Y8
-	VMOVDQU      224(AX), Y3
-	VPMADDWD     Y15, Y3, Y9
-	VPADDD       Y9, Y8, Y8
-	VPAND        Y14, Y0, Y4
-	VPAND        Y14, Y1, Y5
-	VPSRLD       $0x10, Y0, Y6
-	VPSRLD       $0x10, Y1, Y7
-	VPAND        Y14, Y6, Y6
-	VPAND        Y14, Y7, Y7
-	VPACKUSDW    Y5, Y4, Y4
-	VPERMQ       $0xd8, Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X5
-	VPACKUSWB    X5, X4, X4
-	VMOVDQU      X4, 32(DX)
-	VPACKUSDW    Y7, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X7
-	VPACKUSWB    X7, X6, X6
-	VMOVDQU      X6, 96(DX)
-	VPAND        Y14, Y2, Y4
-	VPAND        Y14, Y3, Y5
-	VPSRLD       $0x10, Y2, Y6
-	VPSRLD       $0x10, Y3, Y7
-	VPAND        Y14, Y6, Y6
-	VPAND        Y14, Y7, Y7
-	VPACKUSDW    Y5, Y4, Y4
-	VPERMQ       $0xd8, Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X5
-	VPACKUSWB    X5, X4, X4
-	VMOVDQU      X4, 48(DX)
-	VPACKUSDW    Y7, Y6, Y6
-	VPERMQ       $0xd8, Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X7
-	VPACKUSWB    X7, X6, X6
-	VMOVDQU      X6, 112(DX)
-	VEXTRACTI128 $0x01, Y8, X9
-	VPADDD       X9, X8, X8
-	VPSHUFD      $0x4e, X8, X9
-	VPADDD       X9, X8, X8
-	VPSHUFD      $0xb1, X8, X9
-	VPADDD       X9, X8, X8
-	VPSLLD       $0x03, X8, X8
-	VMOVD        X8, 4(BX)
-	ADDQ         $0x00000100, AX
-	ADDQ         $0x00000080, DX
-	ADDQ         $0x08, BX
-	DECQ         CX
-	JNZ          pair
-	VZEROUPPER
-	RET
-
-DATA dword000000ff<>+0(SB)/4, $0x000000ff
-DATA dword000000ff<>+4(SB)/4, $0x000000ff
-DATA dword000000ff<>+8(SB)/4, $0x000000ff
-DATA dword000000ff<>+12(SB)/4, $0x000000ff
-DATA dword000000ff<>+16(SB)/4, $0x000000ff
-DATA dword000000ff<>+20(SB)/4, $0x000000ff
-DATA dword000000ff<>+24(SB)/4, $0x000000ff
-DATA dword000000ff<>+28(SB)/4, $0x000000ff
-GLOBL dword000000ff<>(SB), RODATA|NOPTR, $32
-
-DATA dword00010001<>+0(SB)/4, $0x00010001
-DATA dword00010001<>+4(SB)/4, $0x00010001
-DATA dword00010001<>+8(SB)/4, $0x00010001
-DATA dword00010001<>+12(SB)/4, $0x00010001
-DATA dword00010001<>+16(SB)/4, $0x00010001
-DATA dword00010001<>+20(SB)/4, $0x00010001
-DATA dword00010001<>+24(SB)/4, $0x00010001
-DATA dword00010001<>+28(SB)/4, $0x00010001
-GLOBL dword00010001<>(SB), RODATA|NOPTR, $32
-
 // func accumulateAVX512(acc *float32, cols int, w *float32, n int, rows *float32, stride int)
 // Requires: AVX, AVX512F, BMI2
 TEXT ·accumulateAVX512(SB), NOSPLIT, $0-48
@@ -1796,6 +1651,26 @@ pair:
 	JNZ          pair
 	VZEROUPPER
 	RET
+
+DATA dword000000ff<>+0(SB)/4, $0x000000ff
+DATA dword000000ff<>+4(SB)/4, $0x000000ff
+DATA dword000000ff<>+8(SB)/4, $0x000000ff
+DATA dword000000ff<>+12(SB)/4, $0x000000ff
+DATA dword000000ff<>+16(SB)/4, $0x000000ff
+DATA dword000000ff<>+20(SB)/4, $0x000000ff
+DATA dword000000ff<>+24(SB)/4, $0x000000ff
+DATA dword000000ff<>+28(SB)/4, $0x000000ff
+GLOBL dword000000ff<>(SB), RODATA|NOPTR, $32
+
+DATA dword00010001<>+0(SB)/4, $0x00010001
+DATA dword00010001<>+4(SB)/4, $0x00010001
+DATA dword00010001<>+8(SB)/4, $0x00010001
+DATA dword00010001<>+12(SB)/4, $0x00010001
+DATA dword00010001<>+16(SB)/4, $0x00010001
+DATA dword00010001<>+20(SB)/4, $0x00010001
+DATA dword00010001<>+24(SB)/4, $0x00010001
+DATA dword00010001<>+28(SB)/4, $0x00010001
+GLOBL dword00010001<>(SB), RODATA|NOPTR, $32
 
 // func packWideAVX2(q *int16, blocks int, hi *int8, lo *int8, sums *int32)
 // Requires: AVX, AVX2

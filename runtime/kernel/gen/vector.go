@@ -425,6 +425,9 @@ func quantizeBlocks(v *width) {
 	JNZ(LabelRef("block"))
 	end()
 
+	if v.wide() {
+		return
+	}
 	text("pack"+v.suffix, "q *int16, pairs int, codes *int8, sums *int32", "makes the int8 form of pairs of blocks.")
 	q, n, codes, sums := arg("q"), arg("pairs"), arg("codes"), arg("sums")
 	y := ymm

@@ -35,6 +35,13 @@ var (
 	_ [408]byte = [unsafe.Offsetof(panel{}.buf)]byte{}
 )
 
+// panelScratch is the working memory for panels.
+type panelScratch struct {
+	panel panel
+	tiles []byte
+	bytes []byte
+}
+
 // panelKernel spreads a panel and multiplies it with four vectors.
 type panelKernel struct{ spread, multiply func(*byte) }
 
