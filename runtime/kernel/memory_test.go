@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"encoding/csv"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -97,11 +98,13 @@ func memoryRates(b *testing.B, m quantize.Matrix, threads int, r *rand.Rand) {
 	}
 	number := func(x float64) string { return strconv.FormatFloat(x, 'f', 2, 64) }
 	w := csv.NewWriter(f)
-	err = w.Write([]string{"matvec", active.String(), m.Name(), strconv.Itoa(threads), "1", number(size / 1e6), number(p), number(q),
-		number(p / size * float64(m.Rows) * float64(m.Cols)), strconv.Itoa(len(product))})
+	if err := w.Write([]string{"matvec", active.String(), m.Name(), strconv.Itoa(threads), "1", number(size / 1e6), number(p), number(q),
+		number(p / size * float64(m.Rows) * float64(m.Cols)), strconv.Itoa(len(product))}); err != nil {
+		b.Fatal(err)
+	}
 	w.Flush()
-	if err = f.Close(); err != nil || w.Error() != nil {
-		b.Fatal(err, w.Error())
+	if err := errors.Join(w.Error(), f.Close()); err != nil {
+		b.Fatal(err)
 	}
 }
 
