@@ -6,8 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -44,14 +42,9 @@ func openStub(t *testing.T) (Device, *stub) {
 	t.Helper()
 	emulator(t, EmulatorOptions{})
 	stubOnce.Do(func() {
-		cc, err := exec.LookPath("cc")
+		so, err := compileC(t, "testdata/libcuda.c")
 		if err != nil {
 			stubErr = err
-			return
-		}
-		so := filepath.Join(t.TempDir(), "libcuda.so.1")
-		if out, err := exec.Command(cc, "-O1", "-shared", "-fPIC", "-o", so, "testdata/libcuda.c").CombinedOutput(); err != nil {
-			stubErr = fmt.Errorf("%w: %s", err, out)
 			return
 		}
 		h, err := purego.Dlopen(so, purego.RTLD_NOW|purego.RTLD_LOCAL)

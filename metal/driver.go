@@ -11,6 +11,8 @@ var (
 	ErrMemory   = errors.New("out of device memory")
 )
 
+var errNoResidency = errors.New("this device has no residency sets")
+
 // Driver opens the devices of one kind.
 type Driver struct {
 	Name string // metal, cuda or emulator
@@ -108,13 +110,14 @@ type Buffer interface {
 type Queue interface {
 	CommandBuffer() CommandBuffer
 	// KeepResident tells the system that the buffers are in use until release
-	// is called. Without Limits.Residency it fails with ErrNoDevice's text.
+	// is called. It fails without Limits.Residency.
 	KeepResident(b ...Buffer) (release func(), err error)
 	Release()
 }
 
-// CommandBuffer collects encoders, one open at a time. After Wait it must not
-// be used again, except for Times before the queue's next CommandBuffer.
+// CommandBuffer collects encoders, one open at a time. It is used by one
+// goroutine; every one must be waited for. After Wait it must not be used
+// again, except for Times before the queue's next CommandBuffer.
 type CommandBuffer interface {
 	// Encoder opens an encoder. In a concurrent one, dispatches may run in any
 	// order and at the same time between barriers; otherwise each sees what the

@@ -162,7 +162,8 @@ func (d *cudaDevice) load(module *uintptr, ptx string) error {
 
 func align(n, a int) int { return (n + a - 1) / a * a }
 
-func (p *cudaPipeline) Threads() int { return p.max }
+func (p *cudaPipeline) Threads() int   { return p.max }
+func (p *cudaPipeline) String() string { return "kernel " + p.name }
 
 func (p *cudaPipeline) Release() {
 	_ = p.d.do(func() error { return p.d.call("cuModuleUnload", p.module) })

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	goruntime "runtime"
-	"slices"
 	"strings"
 	"time"
 	"unsafe"
@@ -103,8 +102,9 @@ func (l *emuLibrary) NewPipeline(kernel string, constants ...Constant) (Pipeline
 	return p, l.m.Check(p.vals)
 }
 
-func (p *emuPipeline) Threads() int { return p.d.o.Limits.Threads }
-func (p *emuPipeline) Release()     {}
+func (p *emuPipeline) Threads() int   { return p.d.o.Limits.Threads }
+func (p *emuPipeline) String() string { return "kernel " + p.k.Name }
+func (p *emuPipeline) Release()       {}
 
 type emuBuffer struct {
 	d      *emuDevice
@@ -203,110 +203,105 @@ type emuQueue struct{ d *emuDevice }
 
 func (d *emuDevice) NewQueue() (Queue, error) { return &emuQueue{d}, nil }
 
-func (q *emuQueue) CommandBuffer() CommandBuffer { return &emuCommands{d: q.d} }
-func (q *emuQueue) Release()                     {}
+func (q *emuQueue) CommandBuffer() CommandBuffer {
+	c := &emuCommands{d: q.d}
+	c.commands = commands{driver: c, limits: q.d.o.Limits}
+	return c
+}
+
+func (q *emuQueue) Release() {}
 
 func (q *emuQueue) KeepResident(b ...Buffer) (func(), error) {
 	if !q.d.o.Limits.Residency {
-		return nil, fmt.Errorf("%w has residency sets here", ErrNoDevice)
+		return nil, errNoResidency
 	}
 	for _, x := range b {
-		if x.(*emuBuffer).b == nil {
+		if x.Len() == 0 {
 			return nil, errors.New("a released buffer cannot be kept resident")
 		}
 	}
 	return func() {}, nil
 }
 
-type emuBinding struct {
-	buf   *emuBuffer
-	off   int
-	bytes []byte
-}
-
-func (b *emuBinding) set() bool { return b.buf != nil || b.bytes != nil }
-
-type emuDispatch struct {
-	p      *emuPipeline
-	bind   [31]emuBinding
-	shared [8]uint32
-	use    []*emuBuffer
-	grid   [3]uint32
-	tg     [3]uint32
-}
-
-// emuCommands are segments of dispatches between barriers.
 type emuCommands struct {
-	d         *emuDevice
-	segments  [][]*emuDispatch
-	open      bool
-	committed bool
-	errs      []error
-	gpu       time.Duration
+	commands
+	d   *emuDevice
+	gpu time.Duration
 }
 
-func (c *emuCommands) bad(format string, args ...any) {
-	if len(c.errs) < 20 {
-		c.errs = append(c.errs, fmt.Errorf(format, args...))
-	}
-}
-
-func (c *emuCommands) Encoder(concurrent bool) Encoder {
-	if c.open || c.committed {
-		c.bad("encoder opened before the last one ended or after Commit")
-	}
-	c.open = true
-	c.segments = append(c.segments, nil)
-	return &emuEncoder{c: c, concurrent: concurrent, cur: new(emuDispatch)}
-}
-
-// Commit runs everything, the dispatches of a segment in any order.
-func (c *emuCommands) Commit() {
-	if c.open || c.committed {
-		c.bad("commit with an open encoder or for the second time")
-	}
-	c.committed = true
-	if len(c.errs) > 0 {
-		return
-	}
+// launch runs everything, the dispatches between two barriers in any order.
+func (c *emuCommands) launch() error {
 	start := time.Now()
+	defer func() { c.gpu = time.Since(start) }()
 	var rng *rand.Rand
 	if c.d.o.Seed != 0 {
 		rng = rand.New(rand.NewPCG(c.d.o.Seed, 1))
 	}
-	for _, seg := range c.segments {
+	for i := range c.dispatches {
+		c.check(&c.dispatches[i])
+	}
+	if len(c.errs) > 0 {
+		return nil
+	}
+	return c.segments(func(seg []dispatch) error {
 		if rng != nil {
 			rng.Shuffle(len(seg), func(i, j int) { seg[i], seg[j] = seg[j], seg[i] })
 		}
-		if err := c.run(seg); err != nil {
-			c.errs = append(c.errs, err)
-			break
-		}
-	}
-	c.gpu = time.Since(start)
-}
-
-func (c *emuCommands) run(seg []*emuDispatch) error {
-	written := map[*emuBuffer]bool{}
-	for _, d := range seg {
-		for _, p := range d.p.k.Params {
-			if b := d.bind[p.Index].buf; p.Attr == "buffer" && !p.Const && b != nil {
-				written[b] = true
+		written := map[*emuBuffer]bool{}
+		for i := range seg {
+			k := seg[i].pipeline.(*emuPipeline).k
+			for _, b := range c.of(&seg[i]) {
+				if p := k.Buffer(b.index); b.buf != nil && !p.Const {
+					written[b.buf.(*emuBuffer)] = true
+				}
 			}
 		}
-	}
-	for _, d := range seg {
-		if err := d.run(written); err != nil {
-			return err
+		for i := range seg {
+			if err := c.run(&seg[i], written); err != nil {
+				return err
+			}
 		}
-	}
-	if len(seg) > 0 {
-		seg[0].p.m.Barrier()
-	}
-	return nil
+		seg[0].pipeline.(*emuPipeline).m.Barrier()
+		return nil
+	})
 }
 
-func (d *emuDispatch) run(written map[*emuBuffer]bool) error {
+// check compares the bindings with the kernel's parameters.
+func (c *emuCommands) check(d *dispatch) {
+	k := d.pipeline.(*emuPipeline).k
+	bound := d.bound
+	for _, p := range k.Params {
+		switch {
+		case p.Attr == "threadgroup" && d.shared[p.Index] == 0:
+			c.bad("kernel %s: threadgroup memory %d (%s) has no length", k.Name, p.Index, p.Name)
+		case p.Attr == "buffer" && bound>>p.Index&1 == 0:
+			c.bad("kernel %s: argument %d (%s) is not bound", k.Name, p.Index, p.Name)
+		case p.Attr == "buffer":
+			bound &^= 1 << p.Index
+		}
+	}
+	for _, b := range c.of(d) {
+		p := k.Buffer(b.index)
+		switch {
+		case bound>>b.index&1 == 1:
+			c.bad("kernel %s: argument %d is bound but no parameter", k.Name, b.index)
+		case strings.HasSuffix(p.Type, "&") != (b.buf == nil):
+			c.bad("kernel %s: argument %d (%s): SetBytes is for references, SetBuffer for pointers", k.Name, p.Index, p.Name)
+		case b.buf != nil && b.buf.Len() == 0:
+			c.bad("kernel %s: argument %d (%s) was released", k.Name, p.Index, p.Name)
+		}
+	}
+	for _, b := range c.used[d.used.lo:d.used.hi] {
+		if b.Len() == 0 {
+			c.bad("kernel %s: a used buffer was released", k.Name)
+		}
+	}
+}
+
+func (c *emuCommands) run(d *dispatch, written map[*emuBuffer]bool) error {
+	p := d.pipeline.(*emuPipeline)
+	var pin goruntime.Pinner
+	defer pin.Unpin()
 	region := func(b *emuBuffer, off int, ro bool) msl.Region {
 		r := msl.Region{Ptr: unsafe.Pointer(&b.b[off]), Len: uint64(len(b.b) - off)}
 		if ro || b.ro {
@@ -316,165 +311,30 @@ func (d *emuDispatch) run(written map[*emuBuffer]bool) error {
 			r.Track = 1
 		}
 		if b.init != nil {
+			pin.Pin(&b.init[off])
 			r.Init = unsafe.Pointer(&b.init[off])
 		}
 		return r
 	}
-	var pin goruntime.Pinner
-	defer pin.Unpin()
-	m := msl.Dispatch{Seed: d.p.d.o.Seed, Shared: d.shared, Grid: d.grid, Tg: d.tg}
-	for _, p := range d.p.k.Params {
-		if p.Attr != "buffer" {
+	m := msl.Dispatch{Seed: c.d.o.Seed, Grid: [3]uint32{uint32(d.groups.X), uint32(d.groups.Y), uint32(d.groups.Z)},
+		Tg: [3]uint32{uint32(d.threads.X), uint32(d.threads.Y), uint32(d.threads.Z)}}
+	for i, n := range d.shared {
+		m.Shared[i] = uint32(n)
+	}
+	for _, b := range c.of(d) {
+		if b.buf != nil {
+			m.Bufs[b.index] = region(b.buf.(*emuBuffer), b.off, p.k.Buffer(b.index).Const)
 			continue
 		}
-		switch b := &d.bind[p.Index]; {
-		case b.buf != nil:
-			if b.buf.b == nil {
-				return fmt.Errorf("kernel %s: buffer %d (%s) was released", d.p.k.Name, p.Index, p.Name)
-			}
-			m.Bufs[p.Index] = region(b.buf, b.off, p.Const)
-		default:
-			pin.Pin(&b.bytes[0])
-			m.Bufs[p.Index] = msl.Region{Ptr: unsafe.Pointer(&b.bytes[0]), Len: uint64(len(b.bytes)), RO: 1}
-		}
-		if init := m.Bufs[p.Index].Init; init != nil {
-			pin.Pin((*byte)(init))
-		}
+		at := &c.bytes[b.bytes.lo]
+		pin.Pin(at)
+		m.Bufs[b.index] = msl.Region{Ptr: unsafe.Pointer(at), Len: uint64(b.bytes.hi - b.bytes.lo), RO: 1}
 	}
 	var extra []msl.Region
-	for _, b := range d.use {
-		if b.b == nil {
-			return fmt.Errorf("kernel %s: a used buffer was released", d.p.k.Name)
-		}
-		r := region(b, 0, true)
-		if r.Init != nil {
-			pin.Pin((*byte)(r.Init))
-		}
-		extra = append(extra, r)
+	for _, b := range c.used[d.used.lo:d.used.hi] {
+		extra = append(extra, region(b.(*emuBuffer), 0, true))
 	}
-	return d.p.m.Run(d.p.k.Name, d.p.vals, &m, extra, d.p.d.o.Workers)
+	return p.m.Run(p.k.Name, p.vals, &m, extra, c.d.o.Workers)
 }
 
-func (c *emuCommands) Wait() error {
-	if !c.committed {
-		c.bad("wait before commit")
-	}
-	return errors.Join(c.errs...)
-}
-
-func (c *emuCommands) Times() Times { return Times{GPU: c.gpu} }
-
-type emuEncoder struct {
-	c          *emuCommands
-	concurrent bool
-	ended      bool
-	cur        *emuDispatch
-}
-
-func (e *emuEncoder) SetPipeline(p Pipeline) { e.cur.p = p.(*emuPipeline) }
-
-func (e *emuEncoder) SetBuffer(index int, b Buffer, off int) {
-	eb := b.(*emuBuffer)
-	if off < 0 || off >= len(eb.b) || index < 0 || index > 30 {
-		e.c.bad("buffer %d bound at offset %d of %d bytes", index, off, len(eb.b))
-		return
-	}
-	e.cur.bind[index] = emuBinding{buf: eb, off: off}
-}
-
-func (e *emuEncoder) SetBytes(index int, p []byte) {
-	if len(p) == 0 || len(p) > 4096 || index < 0 || index > 30 {
-		e.c.bad("%d bytes bound at index %d (limit 4096)", len(p), index)
-		return
-	}
-	e.cur.bind[index] = emuBinding{bytes: slices.Clone(p)}
-}
-
-func (e *emuEncoder) SetThreadgroupMemory(index, n int) {
-	if n <= 0 || n%16 != 0 || index < 0 || index > 7 {
-		e.c.bad("threadgroup memory %d of %d bytes, not a multiple of 16", index, n)
-		return
-	}
-	e.cur.shared[index] = uint32(n)
-}
-
-func (e *emuEncoder) Use(b ...Buffer) {
-	for _, x := range b {
-		e.cur.use = append(e.cur.use, x.(*emuBuffer))
-	}
-}
-
-func (e *emuEncoder) Dispatch(groups, threads Size) {
-	d := e.cur
-	e.cur = new(emuDispatch)
-	if e.ended || d.p == nil {
-		e.c.bad("dispatch without a pipeline or after End")
-		return
-	}
-	name, lim := d.p.k.Name, d.p.d.o.Limits
-	if n := threads.Count(); n <= 0 || n > lim.Threads || n%32 != 0 {
-		e.c.bad("kernel %s: %d threads in a threadgroup (a multiple of 32, at most %d)", name, n, lim.Threads)
-		return
-	}
-	if groups.X <= 0 || groups.X >= 1<<31 || groups.Y < 0 || groups.Y >= 1<<16 || groups.Z < 0 || groups.Z >= 1<<16 {
-		e.c.bad("kernel %s: grid of %v threadgroups", name, groups)
-		return
-	}
-	total := 0
-	for _, n := range d.shared {
-		total += int(n)
-	}
-	if total > lim.ThreadgroupMemory {
-		e.c.bad("kernel %s: %d bytes of threadgroup memory (limit %d)", name, total, lim.ThreadgroupMemory)
-		return
-	}
-	if !e.bound(d) {
-		return
-	}
-	d.grid = [3]uint32{uint32(groups.X), uint32(max(groups.Y, 1)), uint32(max(groups.Z, 1))}
-	d.tg = [3]uint32{uint32(threads.X), uint32(max(threads.Y, 1)), uint32(max(threads.Z, 1))}
-	last := len(e.c.segments) - 1
-	e.c.segments[last] = append(e.c.segments[last], d)
-	if !e.concurrent {
-		e.Barrier()
-	}
-}
-
-// bound reports whether exactly the kernel's parameters are bound.
-func (e *emuEncoder) bound(d *emuDispatch) bool {
-	before := len(e.c.errs)
-	var want [31]bool
-	for _, p := range d.p.k.Params {
-		switch p.Attr {
-		case "buffer":
-			want[p.Index] = true
-			b := &d.bind[p.Index]
-			if !b.set() {
-				e.c.bad("kernel %s: buffer %d (%s) is not bound", d.p.k.Name, p.Index, p.Name)
-			}
-			if value := strings.HasSuffix(p.Type, "&"); b.set() && value != (b.bytes != nil) {
-				e.c.bad("kernel %s: argument %d (%s): SetBytes is for references, SetBuffer for pointers", d.p.k.Name, p.Index, p.Name)
-			}
-		case "threadgroup":
-			if d.shared[p.Index] == 0 {
-				e.c.bad("kernel %s: threadgroup memory %d (%s) has no length", d.p.k.Name, p.Index, p.Name)
-			}
-		}
-	}
-	for i := range d.bind {
-		if d.bind[i].set() && !want[i] {
-			e.c.bad("kernel %s: buffer %d is bound but no parameter", d.p.k.Name, i)
-		}
-	}
-	return len(e.c.errs) == before
-}
-
-func (e *emuEncoder) Barrier() { e.c.segments = append(e.c.segments, nil) }
-
-func (e *emuEncoder) End() {
-	if e.ended {
-		e.c.bad("encoder ended twice")
-	}
-	e.ended, e.c.open = true, false
-	e.Barrier()
-}
+func (c *emuCommands) finish() (Times, error) { return Times{GPU: c.gpu}, nil }

@@ -1,4 +1,4 @@
-//go:build nogpu || !(linux && (amd64 || arm64))
+//go:build nogpu || !(linux || darwin) || !(amd64 || arm64)
 
 package metal
 

@@ -4,8 +4,30 @@ package metal
 
 import (
 	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
 	"testing"
+
+	"hawkmoth/internal/msl"
 )
+
+// compileC makes a shared object of a C file for this architecture.
+func compileC(t *testing.T, file string) (string, error) {
+	t.Helper()
+	cc, err := msl.Clang()
+	if err != nil {
+		return "", err
+	}
+	so := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(file), ".c")+".so")
+	target := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[goruntime.GOARCH] + "-linux-gnu"
+	if out, err := exec.Command(cc, "-x", "c", "--target="+target, "-O1", "-shared", "-fPIC", "-o", so, file).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return so, nil
+}
 
 // emulator opens the emulator; without clang the test is skipped, visibly.
 func emulator(t testing.TB, o EmulatorOptions) Device {
@@ -25,5 +47,11 @@ func TestProbeOnTheEmulator(t *testing.T) {
 		if err := Probe(emulator(t, o)); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+func TestEmulatorDriver(t *testing.T) {
+	for _, o := range []EmulatorOptions{{}, {Seed: 9, Workers: 1}, {Seed: 5, Check: true}} {
+		exerciseDriver(t, emulator(t, o))
 	}
 }

@@ -45,7 +45,7 @@ func (d *cudaDevice) NewQueue() (Queue, error) {
 }
 
 func (q *cudaQueue) KeepResident(...Buffer) (func(), error) {
-	return nil, fmt.Errorf("%w has residency sets here", ErrNoDevice)
+	return nil, errNoResidency
 }
 
 func (q *cudaQueue) Release() {
@@ -67,25 +67,20 @@ func (q *cudaQueue) CommandBuffer() CommandBuffer {
 	if n := len(q.free); n > 0 {
 		c := q.free[n-1]
 		q.free = q.free[:n-1]
-		*c = cudaCommands{q: q, begin: c.begin, end: c.end, launches: c.launches[:0], args: c.args[:0]}
+		c.reset()
 		return c
 	}
 	c := &cudaCommands{q: q}
+	c.commands = commands{driver: c, limits: &q.d.limits}
+	c.extra = launchArgs{bufferTag: 1, buffer: unsafe.Pointer(&c.args), sizeTag: 2, size: &c.size}
 	b, e := new(uintptr), new(uintptr)
-	c.fail(q.d.do(func() error {
+	if err := q.d.do(func() error {
 		return errors.Join(q.d.call("cuEventCreate", uintptr(unsafe.Pointer(b)), 0), q.d.call("cuEventCreate", uintptr(unsafe.Pointer(e)), 0))
-	}))
+	}); err != nil {
+		c.errs = append(c.errs, err)
+	}
 	c.begin, c.end = *b, *e
 	return c
-}
-
-// cudaLaunch is one kernel launch; its arguments are args[off : off+size].
-type cudaLaunch struct {
-	p         *cudaPipeline
-	grid, tg  Size
-	shared    int
-	off, size int
-	after     bool // a barrier stands before it
 }
 
 // launchArgs is cuLaunchKernel's extra parameter: the packed arguments.
@@ -98,75 +93,81 @@ type launchArgs struct {
 }
 
 type cudaCommands struct {
+	commands
 	q          *cudaQueue
-	launches   []cudaLaunch
-	args       []byte
-	barrier    bool
-	open       bool
-	committed  bool
 	begin, end uintptr // events
-	err        error
-	times      Times
-	e          cudaEncoder
-}
+	started    time.Time
+	running    bool
 
-func (c *cudaCommands) fail(err error) {
-	if c.err == nil {
-		c.err = err
-	}
-}
-
-func (c *cudaCommands) Encoder(concurrent bool) Encoder {
-	if c.open {
-		c.fail(errors.New("encoder opened before the last one ended"))
-	}
-	c.open, c.barrier = true, true
-	c.e = cudaEncoder{c: c, concurrent: concurrent}
-	return &c.e
-}
-
-func (c *cudaCommands) Commit() {
-	if c.err != nil || c.committed || c.open {
-		c.fail(errors.New("commit for the second time or with an open encoder"))
-		return
-	}
-	c.committed = true
-	c.fail(c.q.d.do(c.launch))
+	args  [4096 + 31*8]byte // of one launch
+	size  uintptr
+	extra launchArgs
 }
 
 func (c *cudaCommands) launch() error {
-	q, d := c.q, c.q.d
-	if err := d.call("cuEventRecord", c.begin, q.streams[0]); err != nil {
+	c.started, c.running = time.Now(), true
+	return c.q.d.do(func() error {
+		if err := c.q.d.call("cuEventRecord", c.begin, c.q.streams[0]); err != nil {
+			return err
+		}
+		if err := c.segments(c.launchSegment); err != nil {
+			return err
+		}
+		return c.q.d.call("cuEventRecord", c.end, c.q.streams[0])
+	})
+}
+
+func (c *cudaCommands) launchSegment(seg []dispatch) error {
+	width := min(len(seg), cudaStreams)
+	if err := c.q.fork(width); err != nil {
 		return err
 	}
-	size := new(uintptr)
-	extra := &launchArgs{bufferTag: 1, sizeTag: 2, size: size}
-	for i := 0; i < len(c.launches); {
-		j := i + 1
-		for j < len(c.launches) && !c.launches[j].after {
-			j++
+	for i := range seg {
+		l := &seg[i]
+		p := l.pipeline.(*cudaPipeline)
+		if err := c.pack(l, c.args[:p.size]); err != nil {
+			return fmt.Errorf("%v: %w", p, err)
 		}
-		width := min(j-i, cudaStreams)
-		if err := q.fork(width); err != nil {
-			return err
+		c.size = uintptr(p.size)
+		if err := c.q.d.call("cuLaunchKernel", p.fn, uintptr(l.groups.X), uintptr(l.groups.Y), uintptr(l.groups.Z),
+			uintptr(l.threads.X), uintptr(l.threads.Y), uintptr(l.threads.Z), uintptr(l.sharedBytes), c.q.streams[i%width], 0, uintptr(unsafe.Pointer(&c.extra))); err != nil {
+			return fmt.Errorf("%v: %w", p, err)
 		}
-		for k := i; k < j; k++ {
-			l := &c.launches[k]
-			extra.buffer, *size = nil, uintptr(l.size)
-			if l.size > 0 {
-				extra.buffer = unsafe.Pointer(&c.args[l.off])
-			}
-			if err := d.call("cuLaunchKernel", l.p.fn, uintptr(l.grid.X), uintptr(max(l.grid.Y, 1)), uintptr(max(l.grid.Z, 1)),
-				uintptr(l.tg.X), uintptr(max(l.tg.Y, 1)), uintptr(max(l.tg.Z, 1)), uintptr(l.shared), q.streams[(k-i)%width], 0, uintptr(unsafe.Pointer(extra))); err != nil {
-				return fmt.Errorf("kernel %s: %w", l.p.name, err)
-			}
-		}
-		if err := q.join(width); err != nil {
-			return err
-		}
-		i = j
 	}
-	return d.call("cuEventRecord", c.end, q.streams[0])
+	return c.q.join(width)
+}
+
+// pack writes the arguments of a launch in the order and at the places that the
+// kernel takes them.
+func (c *cudaCommands) pack(d *dispatch, args []byte) error {
+	at, shared := 0, 0
+	var byIndex [31]*binding
+	for i := d.bindings.lo; i < d.bindings.hi; i++ {
+		byIndex[c.bindings[i].index] = &c.bindings[i]
+	}
+	for _, q := range d.pipeline.(*cudaPipeline).params {
+		at = align(at, q.Align)
+		switch b := byIndex[q.Index]; q.Kind {
+		case msl.Pointer:
+			if b == nil || b.buf == nil {
+				return fmt.Errorf("argument %d is bound to no buffer", q.Index)
+			}
+			binary.LittleEndian.PutUint64(args[at:], b.buf.Address()+uint64(b.off))
+		case msl.Bytes:
+			if b == nil || b.bytes.hi-b.bytes.lo < q.Size {
+				return fmt.Errorf("argument %d needs %d bytes", q.Index, q.Size)
+			}
+			copy(args[at:at+q.Size], c.bytes[b.bytes.lo:])
+		case msl.Shared:
+			if d.shared[q.Index] == 0 {
+				return fmt.Errorf("threadgroup memory %d has no length", q.Index)
+			}
+			binary.LittleEndian.PutUint32(args[at:], uint32(shared))
+			shared += d.shared[q.Index]
+		}
+		at += q.Size
+	}
+	return nil
 }
 
 // fork lets streams 1 to width-1 go on where stream 0 stands.
@@ -190,112 +191,23 @@ func (q *cudaQueue) join(width int) error {
 	return errors.Join(errs...)
 }
 
-func (c *cudaCommands) Wait() error {
-	if !c.committed {
-		c.fail(errors.New("wait before commit"))
+func (c *cudaCommands) finish() (t Times, err error) {
+	if c.running {
+		err = c.q.d.do(func() error {
+			if len(c.errs) > 0 {
+				return c.q.d.call("cuStreamSynchronize", c.q.streams[0])
+			}
+			ms := new(float32)
+			err := errors.Join(c.q.d.call("cuEventSynchronize", c.end),
+				c.q.d.call("cuEventElapsedTime", uintptr(unsafe.Pointer(ms)), c.begin, c.end))
+			t.GPU = seconds(float64(*ms) / 1e3)
+			t.Queue = max(0, time.Since(c.started)-t.GPU)
+			return err
+		})
+		c.running = false
 	}
-	start := time.Now()
-	err := c.q.d.do(func() error {
-		if c.err != nil {
-			return c.q.d.call("cuStreamSynchronize", c.q.streams[0])
-		}
-		ms := new(float32)
-		err := errors.Join(c.q.d.call("cuEventSynchronize", c.end),
-			c.q.d.call("cuEventElapsedTime", uintptr(unsafe.Pointer(ms)), c.begin, c.end))
-		c.times.GPU = time.Duration(float64(*ms) * float64(time.Millisecond))
-		c.times.Queue = max(0, time.Since(start)-c.times.GPU)
-		return err
-	})
-	c.fail(err)
 	c.q.mu.Lock()
 	c.q.free = append(c.q.free, c)
 	c.q.mu.Unlock()
-	return c.err
+	return t, err
 }
-
-func (c *cudaCommands) Times() Times { return c.times }
-
-type cudaBinding struct {
-	addr    uintptr
-	off, n  int // of bytes in the encoder's
-	isBytes bool
-}
-
-type cudaEncoder struct {
-	c          *cudaCommands
-	concurrent bool
-	p          *cudaPipeline
-	bind       [31]cudaBinding
-	bytes      []byte
-	shared     [8]int
-}
-
-func (e *cudaEncoder) SetPipeline(p Pipeline) { e.p = p.(*cudaPipeline) }
-
-func (e *cudaEncoder) SetBuffer(index int, b Buffer, off int) {
-	cb := b.(*cudaBuffer)
-	if off < 0 || off >= cb.n {
-		e.c.fail(fmt.Errorf("buffer %d bound at offset %d of %d bytes", index, off, cb.n))
-	}
-	e.bind[index] = cudaBinding{addr: cb.dev + uintptr(off)}
-}
-
-func (e *cudaEncoder) SetBytes(index int, p []byte) {
-	e.bind[index] = cudaBinding{off: len(e.bytes), n: len(p), isBytes: true}
-	e.bytes = append(e.bytes, p...)
-}
-
-func (e *cudaEncoder) SetThreadgroupMemory(index, n int) { e.shared[index] = n }
-
-func (e *cudaEncoder) Use(...Buffer) {}
-
-func (e *cudaEncoder) Dispatch(groups, threads Size) {
-	c := e.c
-	p := e.p
-	if p == nil {
-		c.fail(errors.New("dispatch without a pipeline"))
-		return
-	}
-	c.args = append(c.args, make([]byte, align(len(c.args), 16)-len(c.args))...)
-	l := cudaLaunch{p: p, grid: groups, tg: threads, off: len(c.args), size: p.size, after: c.barrier}
-	c.args = append(c.args, make([]byte, p.size)...)
-	if err := e.pack(&l, c.args[l.off:]); err != nil {
-		c.fail(fmt.Errorf("kernel %s: %w", p.name, err))
-	}
-	c.launches = append(c.launches, l)
-	c.barrier = !e.concurrent
-	e.p, e.bind, e.shared, e.bytes = nil, [31]cudaBinding{}, [8]int{}, e.bytes[:0]
-}
-
-// pack writes the arguments of a launch in the order and at the places that the
-// kernel takes them.
-func (e *cudaEncoder) pack(l *cudaLaunch, args []byte) error {
-	at := 0
-	for _, q := range l.p.params {
-		at = align(at, q.Align)
-		switch b := &e.bind[q.Index]; q.Kind {
-		case msl.Pointer:
-			if b.addr == 0 {
-				return fmt.Errorf("buffer %d is not bound", q.Index)
-			}
-			binary.LittleEndian.PutUint64(args[at:], uint64(b.addr))
-		case msl.Bytes:
-			if !b.isBytes || b.n < q.Size {
-				return fmt.Errorf("argument %d needs %d bytes, got %d", q.Index, q.Size, b.n)
-			}
-			copy(args[at:at+q.Size], e.bytes[b.off:])
-		case msl.Shared:
-			if e.shared[q.Index] == 0 {
-				return fmt.Errorf("threadgroup memory %d has no length", q.Index)
-			}
-			binary.LittleEndian.PutUint32(args[at:], uint32(l.shared))
-			l.shared += align(e.shared[q.Index], 16)
-		}
-		at += q.Size
-	}
-	return nil
-}
-
-func (e *cudaEncoder) Barrier() { e.c.barrier = true }
-
-func (e *cudaEncoder) End() { e.c.open, e.c.barrier = false, true }

@@ -94,12 +94,3 @@ func (d *cudaDevice) do(f func() error) error {
 	}
 	return f()
 }
-
-// cString copies text that ends with a zero byte.
-func cString(p unsafe.Pointer) string {
-	n := 0
-	for *(*byte)(unsafe.Add(p, n)) != 0 {
-		n++
-	}
-	return string(unsafe.Slice((*byte)(p), n))
-}

@@ -64,6 +64,15 @@ func (f *File) Kernel(name string) *Kernel {
 	return &f.Kernels[i]
 }
 
+// Buffer finds the parameter of a buffer index; its Type is empty if there is none.
+func (k *Kernel) Buffer(index int) Param {
+	i := slices.IndexFunc(k.Params, func(p Param) bool { return p.Attr == "buffer" && p.Index == index })
+	if i < 0 {
+		return Param{}
+	}
+	return k.Params[i]
+}
+
 // blank replaces comments and string literals by spaces, keeping offsets.
 func blank(src string) string {
 	b := []byte(src)

@@ -1,0 +1,5 @@
+//go:build (amd64 || arm64) && !nogpu
+
+package metal
+
+var drivers = []Driver{metalDriver}
