@@ -129,7 +129,9 @@ func fileError(path, what string, err error) error {
 	}
 	for _, c := range causes {
 		if errors.Is(err, c.err) {
-			what += ": " + c.what
+			if c.what != err.Error() {
+				what += ": " + c.what
+			}
 			break
 		}
 	}
