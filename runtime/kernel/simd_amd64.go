@@ -85,6 +85,25 @@ func f32Tile(t *floatTile, n int) {
 	}
 }
 
+// sumColumns is how many columns accumulateFour takes, a multiple of that of
+// every level.
+const sumColumns = 64
+
+func accumulateFour(t *byte, columns int) {
+	if active == avx512 {
+		accumulateFourAVX512(t)
+		return
+	}
+	f := (*fourSums)(unsafe.Pointer(t))
+	for range columns / 16 {
+		accumulateFourAVX2(t)
+		f.rows = unsafe.Add(f.rows, 64)
+		for q := range f.acc {
+			f.acc[q] = unsafe.Add(f.acc[q], 64)
+		}
+	}
+}
+
 // dotVectors is how many vectors f32Tile takes of n.
 func dotVectors(n int) int {
 	switch {

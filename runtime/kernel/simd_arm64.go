@@ -61,6 +61,17 @@ func panelRowsSIMD(quantize.Matrix, int, int, []Activation, [][]float32, int, *S
 
 func f32Tile(t *floatTile, _ int) { f32NEON((*byte)(unsafe.Pointer(t))) }
 
+// sumColumns is how many columns accumulateFour takes.
+const sumColumns = 64
+
+func accumulateFour(t *byte, columns int) {
+	f := (*fourSums)(unsafe.Pointer(t))
+	for q, acc := range f.acc {
+		v := vec{a: acc, b: f.rows, c: f.w[q], n: columns, m: f.n, stride: f.stride, picks: f.picks}
+		accumulateNEON(v.arg())
+	}
+}
+
 // dotVectors is how many vectors f32Tile takes of n.
 func dotVectors(int) int { return 1 }
 

@@ -117,6 +117,42 @@ func accumulateSIMD(acc, w, cache []float32, stride int, positions []int32) {
 	accumulateVec(acc, w, first(cache), 4*stride, first(positions))
 }
 
+// fourSums is the argument of accumulateFour. The assembly knows the offsets.
+type fourSums struct {
+	acc    [4]unsafe.Pointer // some columns of the sums
+	w      [4]unsafe.Pointer // [n]float32 each
+	rows   unsafe.Pointer    // the same columns of the first row
+	stride int               // bytes between rows
+	n      int
+	picks  *int32 // [n], or nil for the first n rows
+}
+
+// latentFours adds the rows of a tile to sums of width floats, four at a time:
+// the columns of a tile stay in the first-level cache for all of them.
+func latentFours(sums []float32, width int, p [][]float32, from, to int, rows []float32, stride int, picks []int32) {
+	if len(p) == 0 {
+		return
+	}
+	if picks == nil {
+		_ = rows[(to-from-1)*stride:][:width]
+	}
+	for _, pick := range picks {
+		_ = rows[int(pick)*stride:][:width]
+	}
+	t := fourSums{stride: 4 * stride, n: to - from, picks: first(picks)}
+	columns := sumColumns
+	for c := 0; c < width; c += columns {
+		t.rows = unsafe.Pointer(&rows[c])
+		for s := 0; s < len(p); s += 4 {
+			for q := range t.acc {
+				t.acc[q] = unsafe.Pointer(&sums[(s+q)*width+c])
+				t.w[q] = unsafe.Pointer(&p[s+q][from:to][0])
+			}
+			accumulateFour((*byte)(unsafe.Pointer(&t)), columns)
+		}
+	}
+}
+
 // latentTile is how many positions all queries take before the next ones.
 const latentTile = 64
 
@@ -148,12 +184,21 @@ func latentSIMD(dst, p [][]float32, cache []float32, stride int, positions []int
 		for end < n && end < i+latentTile && at(end)/Chunk == chunk {
 			end++
 		}
+		rows, picks := cache, []int32(nil)
+		if positions == nil {
+			rows = cache[i*stride:]
+		} else {
+			picks = positions[i:end]
+		}
+		fours := 0
+		if width%sumColumns == 0 {
+			fours = len(dst) &^ 3
+			latentFours(tmp.chunk, width, p[:fours], i, end, rows, stride, picks)
+		}
 		for s := range dst {
 			acc := tmp.chunk[s*width:][:width]
-			if positions == nil {
-				accumulateSIMD(acc, p[s][i:end], cache[i*stride:], stride, nil)
-			} else {
-				accumulateSIMD(acc, p[s][i:end], cache, stride, positions[i:end])
+			if s >= fours {
+				accumulateSIMD(acc, p[s][i:end], rows, stride, picks)
 			}
 			if end == n || at(end)/Chunk != chunk {
 				Add(dst[s], acc)

@@ -49,6 +49,11 @@ func accumulateAVX512(acc *float32, cols int, w *float32, n int, rows *float32, 
 //go:noescape
 func accumulatePickedAVX512(acc *float32, cols int, w *float32, n int, rows *float32, stride int, picks *int32)
 
+// accumulateFourAVX512 adds rows to 64 columns of four sums; t is a *fourSums.
+//
+//go:noescape
+func accumulateFourAVX512(t *byte)
+
 // decodeInt8AVX512 writes blocks of 64 int8 codes times scale[0].
 //
 //go:noescape
@@ -113,6 +118,11 @@ func accumulateAVX2(acc *float32, cols int, w *float32, n int, rows *float32, st
 //
 //go:noescape
 func accumulatePickedAVX2(acc *float32, cols int, w *float32, n int, rows *float32, stride int, picks *int32)
+
+// accumulateFourAVX2 adds rows to 16 columns of four sums; t is a *fourSums.
+//
+//go:noescape
+func accumulateFourAVX2(t *byte)
 
 // indexSumAVX2 sets dst[4] to the sum over h of w[h]·max(dots[h][4]·scale, 0), fused.
 //

@@ -212,6 +212,7 @@ func vectorFamily() {
 		packWide(v)
 		accumulate(v, false)
 		accumulate(v, true)
+		accumulateFour(v)
 		indexSum(v)
 		decode(v)
 	}
@@ -591,6 +592,71 @@ func accumulate(v *width, picked bool) {
 	v.tailMask(cols, mask)
 	columns("last", 1, access{v: v, tail: true, mask: mask})
 	Label("done")
+	end()
+}
+
+// accumulateFour is accumulate for four weight lists, whose sums share the loads
+// of the rows, and as many columns as registers allow.
+func accumulateFour(v *width) {
+	count := 4
+	if !v.wide() {
+		count = 2
+	}
+	text("accumulateFour"+v.suffix, "t *byte", fmt.Sprintf("adds rows to %d columns of four sums; t is a *fourSums.", count*v.lanes))
+	t := arg("t")
+	sum := func(q, c int) reg.VecPhysical { return v.r[q*count+c] }
+	row, x := v.r[4*count:5*count], v.r[5*count:]
+	var acc, w [4]reg.GPVirtual
+	for q := range acc {
+		acc[q], w[q] = GP64(), GP64()
+		MOVQ(mem(t, 8*q), acc[q])
+		for c := range count {
+			VMOVUPS(mem(acc[q], 4*v.lanes*c), sum(q, c))
+		}
+		MOVQ(mem(t, 32+8*q), w[q])
+	}
+	p, i := GP64(), GP64()
+	XORQ(i, i)
+	picks := GP64()
+	MOVQ(mem(t, 88), picks)
+	MOVQ(mem(t, 64), p)
+	TESTQ(picks, picks)
+	JNZ(LabelRef("picked"))
+	step := func() {
+		for c := range count {
+			VMOVUPS(mem(p, 4*v.lanes*c), row[c])
+		}
+		for q := range 4 {
+			b := x[q%2]
+			VBROADCASTSS(memX(w[q], i, 4, 0), b)
+			for c := range count {
+				VFMADD231PS(row[c], b, sum(q, c))
+			}
+		}
+		INCQ(i)
+		CMPQ(i, mem(t, 80))
+	}
+	stride := picks
+	MOVQ(mem(t, 72), stride)
+	Label("row")
+	step()
+	LEAQ(memX(p, stride, 1, 0), p)
+	JL(LabelRef("row"))
+	JMP(LabelRef("done"))
+	Label("picked")
+	MOVLQSX(memX(picks, i, 4, 0), p)
+	IMULQ(mem(t, 72), p)
+	ADDQ(mem(t, 64), p)
+	step()
+	JL(LabelRef("picked"))
+	Label("done")
+	for q := range acc {
+		r := GP64()
+		MOVQ(mem(t, 8*q), r)
+		for c := range count {
+			VMOVUPS(sum(q, c), mem(r, 4*v.lanes*c))
+		}
+	}
 	end()
 }
 
