@@ -15,7 +15,7 @@ import (
 )
 
 // compileC makes a shared object of a C file for this architecture.
-func compileC(t *testing.T, file string) (string, error) {
+func compileC(t testing.TB, file string) (string, error) {
 	t.Helper()
 	cc, err := msl.Clang()
 	if err != nil {

@@ -26,7 +26,6 @@ type fake struct {
 	t       testing.TB
 	device  Device
 	objects map[uintptr]*object
-	classes []string
 	next    uintptr
 	pools   map[int][][]uintptr // by thread: what each pool releases
 	wrong   []string
@@ -564,7 +563,7 @@ func exerciseDriver(t *testing.T, d Device) {
 	page := d.Limits().Page
 	mapped, err := unix.Mmap(-1, 0, 2*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	must(err)
-	defer unix.Munmap(mapped)
+	defer func() { must(unix.Munmap(mapped)) }()
 	// the host's pages may be smaller than the device's
 	mem := mapped[-uintptr(unsafe.Pointer(&mapped[0]))%uintptr(page):][:page]
 	table := make([]byte, 4*64)

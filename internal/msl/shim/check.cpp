@@ -60,14 +60,16 @@ void name(const Region *r, char *s, size_t n) {
 
 void fail(const char *what, const MslThread *t, const Region *r, const char *addr, unsigned size, bool wr, uint64_t pc, const Access *o) {
   if (g_rc) return;
-  char a[400], b[400], nm[64] = "no buffer", other[500] = "";
+  char a[400], b[400], nm[64], other[500] = "";
   if (r) name(r, nm, sizeof nm);
   if (o)
     snprintf(other, sizeof other, "; earlier access by thread %u of %s at %s", o->tid, o->group == g_group ? "the same threadgroup" : "another threadgroup or dispatch",
              where(o->pc, b, sizeof b));
-  snprintf(g_err, sizeof g_err, "%s: %s of %u bytes at %s+%lld by thread %u (simdgroup %u lane %u) of threadgroup (%u,%u,%u) at %s%s", what, wr ? "write" : "read",
-           size, nm, r ? (long long)(addr - r->p) : (long long)(uintptr_t)addr, t->tiitg, t->sg, t->lane, t->tgpig[0], t->tgpig[1], t->tgpig[2], where(pc, a, sizeof a),
-           other);
+  int l = snprintf(g_err, sizeof g_err, "%s", what);
+  if (size) l += snprintf(g_err + l, sizeof g_err - l, ": %s of %u bytes", wr ? "write" : "read", size);
+  if (r) l += snprintf(g_err + l, sizeof g_err - l, " at %s+%lld", nm, (long long)(addr - r->p));
+  snprintf(g_err + l, sizeof g_err - l, " by thread %u (simdgroup %u lane %u) of threadgroup (%u,%u,%u) at %s%s", t->tiitg, t->sg, t->lane, t->tgpig[0],
+           t->tgpig[1], t->tgpig[2], where(pc, a, sizeof a), other);
   g_rc = MSL_ERR_MEM;
 }
 
@@ -78,11 +80,27 @@ inline bool ordered(const Access &a, const MslThread *t, int k) {
   return a.tid / 32u == t->sg && a.sg != t->ep_sg[k];
 }
 
+// the binding that an access at p goes through: buffers may be bound several
+// times, and a write is allowed if one of the bindings allows it
+Region *find(char *p, bool wr, bool *twice) {
+  Region *best = nullptr;
+  for (Region &r : g_reg) {
+    if (p < r.p || p >= r.p + r.n) continue;
+    if (!best) best = &r;
+    else if (best->ro != r.ro) {
+      *twice = true;
+      if (wr == best->ro) best = &r;
+    }
+  }
+  return best;
+}
+
 void access(char *p, unsigned size, bool wr, unsigned align, uint64_t pc) {
   MslThread *t = msl_cur();
   if (!t || (p >= t->stack && p < t->stack_end)) return;
-  for (Region &r : g_reg) {
-    if (p < r.p || p >= r.p + r.n) continue;
+  bool twice = false;
+  if (Region *found = find(p, wr, &twice)) {
+    Region &r = *found;
     if (p + size > r.p + r.n) { fail("out of bounds", t, &r, p, size, wr, pc, nullptr); msl_abandon(); }
     if ((uintptr_t)p % align) { fail("misaligned", t, &r, p, size, wr, pc, nullptr); msl_abandon(); }
     if (wr && r.ro) { fail("write to a read-only binding", t, &r, p, size, wr, pc, nullptr); msl_abandon(); }
@@ -105,6 +123,8 @@ void access(char *p, unsigned size, bool wr, unsigned align, uint64_t pc) {
         if (!ordered(s.r1, t, k)) { fail("data race", t, &r, p, size, wr, pc, &s.r1); msl_abandon(); }
         s.w = me;
       } else {
+        // compilers may take a const parameter's memory for unchanging
+        if (twice && s.w.group == g_group && s.w.interval == g_interval) { fail("read of what another binding wrote", t, &r, p, size, wr, pc, &s.w); msl_abandon(); }
         if (s.r0.group != me.group || s.r0.tid != me.tid) s.r1 = s.r0;
         s.r0 = me;
       }
@@ -130,20 +150,26 @@ void access(char *p, unsigned size, bool wr, unsigned align, uint64_t pc) {
   msl_abandon();
 }
 
+// shadows are laid out from the end of the buffer and as long as its longest binding
+void reserve(const MslRegion &m) {
+  if (!m.p || !m.track) return;
+  Buf &b = g_bufs[m.p + m.n];
+  if (b.n >= m.n) return;
+  const size_t n = (m.n + 4095) & ~(size_t)4095;
+  Shadow *s = shadow_alloc(n);
+  if (b.sh) {
+    memcpy((void *)(s + n - b.n), b.sh, b.n * sizeof(Shadow));
+    munmap((void *)b.sh, b.n * sizeof(Shadow));
+  }
+  b.sh = s, b.n = n;
+}
+
 void add(const MslRegion &m, int buf) {
+  if (!m.p) return;
   Region r = {m.p, size_t(m.n), buf, m.ro != 0, false, nullptr, m.init};
   if (m.track) {
-    Buf &b = g_bufs[r.p + r.n];
-    if (b.n < r.n) { // shadows are laid out from the end of the buffer
-      const size_t n = (r.n + 4095) & ~(size_t)4095;
-      Shadow *s = shadow_alloc(n);
-      if (b.sh) {
-        memcpy((void *)(s + n - b.n), b.sh, b.n * sizeof(Shadow));
-        munmap((void *)b.sh, b.n * sizeof(Shadow));
-      }
-      b.sh = s, b.n = n;
-    }
-    r.sh = b.sh + (b.n - r.n);
+    const Buf &b = g_bufs[m.p + m.n];
+    r.sh = b.sh + (b.n - m.n);
   }
   g_reg.push_back(r);
 }
@@ -158,8 +184,9 @@ void msl_chk_dispatch(const MslDispatch *d) {
   for (int i = 0; i < 8; i++) tot += 256 + ((d->tgmem[i] + 15) & ~15u);
   if (g_tgn < tot) g_tgsh = (char *)shadow_alloc(tot), g_tgn = tot;
   g_consts[0] = d->consts[0], g_consts[1] = d->consts[1];
-  for (int i = 0; i < 31; i++)
-    if (d->bufs[i].p) add(d->bufs[i], i);
+  for (int i = 0; i < 31; i++) reserve(d->bufs[i]);
+  for (uint64_t i = 0; i < d->nextra; i++) reserve(d->extra[i]);
+  for (int i = 0; i < 31; i++) add(d->bufs[i], i);
   for (uint64_t i = 0; i < d->nextra; i++) add(d->extra[i], -1);
 }
 void msl_chk_group(const MslDispatch *d, char *tgm, const size_t *off) {
