@@ -141,7 +141,7 @@ func quarterSums(d []int32, words, mates []uint64) {
 // one rounding: quantize's decoder. A format without one gives NaN; Check
 // refuses it.
 func Dequant(m quantize.Matrix, row int, dst []float32) {
-	if dequantSIMD(m, row, dst) {
+	if dequantSIMD(m, row, 1, dst) {
 		return
 	}
 	c, err := quantize.CodecFor(m.Format)

@@ -98,7 +98,7 @@ func floatRowsSIMD(m quantize.Matrix, lo, hi int, x, y [][]float32, from int, tm
 						copy(s.tail[64*r:], codes[t.cols*size:])
 					}
 					if m.Format == format.FP8 {
-						t.s[r] = unsafe.Pointer(unsafe.SliceData(m.S[row/128*m.ScaleCols():][:m.ScaleCols()]))
+						t.s[r] = unsafe.Pointer(unsafe.SliceData(m.S[row/fp8Block*m.ScaleCols():][:m.ScaleCols()]))
 					}
 				}
 				t.next = uintptr(t.w[0]) + ahead(k.rows*rowBytes)

@@ -136,47 +136,63 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 	if rowBytes > 0 {
 		nextS = next / uintptr(k.rows*rowBytes) * uintptr(k.rows*scales*4) // as many tiles
 	}
+	simple := tailBlocks == 0 && !spreadGroups
+	_ = m.W[lo*rowBytes : hi*rowBytes]
+	_ = m.S[lo*scales : hi*scales]
+	w, sc := unsafe.Pointer(unsafe.SliceData(m.W)), unsafe.Pointer(unsafe.SliceData(m.S))
 	for o := lo; o < hi; o += k.rows {
 		n := min(k.rows, hi-o)
 		for r := range k.rows {
 			row := o + min(r, n-1)
-			codes := m.W[row*rowBytes:][:rowBytes]
-			t.w[r] = unsafe.Pointer(unsafe.SliceData(codes))
-			t.rowScale[r] = 1
-			var sc []float32
+			t.w[r] = unsafe.Add(w, row*rowBytes)
 			if group == 0 {
 				t.rowScale[r] = m.S[row]
 			} else {
-				sc = m.S[row*scales:][:scales]
-				t.s[r] = unsafe.Pointer(unsafe.SliceData(sc))
+				t.s[r] = unsafe.Add(sc, 4*row*scales)
+				t.rowScale[r] = 1
 			}
-			if spreadGroups {
-				d := s.groups[r*t.quads*quad:][:t.quads*quad]
-				for b := range d {
-					d[b] = sc[b*Block/group]
-				}
-				t.s[r] = unsafe.Pointer(unsafe.SliceData(d))
-			}
-			if tailBlocks > 0 {
-				d := s.tail[r*quadBytes:][:quadBytes]
-				clear(d[copy(d, codes[t.quads*quadBytes:]):])
-				if group > 0 {
-					ts := s.scales[r*quad:][:quad]
-					clear(ts)
-					for b := range tailBlocks {
-						ts[b] = sc[(t.quads*quad+b)*Block/group]
-					}
-				}
+			if !simple {
+				s.prepareRow(r, m.W[row*rowBytes:][:rowBytes], m.S[row*scales:][:scales], quadBytes, tailBlocks, group, spreadGroups)
 			}
 		}
 		t.next = uintptr(t.w[0]) + next
-		if scales > 0 {
-			t.nextS = uintptr(unsafe.Pointer(&m.S[o*scales])) + nextS
-		}
+		t.nextS = uintptr(t.s[0]) + nextS
 		k.run((*byte)(unsafe.Pointer(t)))
+		if len(act) == 1 {
+			for r := range n {
+				y[0][o-first+r] = s.out[r]
+			}
+			continue
+		}
 		for i, ys := range y[:len(act)] {
 			copy(ys[o-first:][:n], s.out[4*i:])
 		}
 	}
 	return true
+}
+
+// prepareRow copies what the kernels cannot read as it lies: the last quad of
+// row r of the tile, and scales of groups that they do not know.
+func (s *simdScratch) prepareRow(r int, codes []byte, sc []float32, quadBytes, tailBlocks, group int, spread bool) {
+	t := &s.tile
+	whole := t.quads * quad
+	if spread {
+		d := s.groups[r*whole:][:whole]
+		for b := range d {
+			d[b] = sc[b*Block/group]
+		}
+		t.s[r] = unsafe.Pointer(unsafe.SliceData(d))
+	}
+	if tailBlocks == 0 {
+		return
+	}
+	d := s.tail[r*quadBytes:][:quadBytes]
+	clear(d[copy(d, codes[t.quads*quadBytes:]):])
+	if group > 0 {
+		ts := s.scales[r*quad:][:quad]
+		clear(ts)
+		for b := range tailBlocks {
+			ts[b] = sc[(whole+b)*Block/group]
+		}
+	}
 }

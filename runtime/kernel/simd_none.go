@@ -34,5 +34,5 @@ func scaleBySIMD(_, _, _ []float32, _ float32) bool                             
 func siluMulSIMD(_, _, _ []float32) bool                                          { return false }
 func softmaxSIMD([]float32) bool                                                  { return false }
 func indexSIMD(_, _, _, _ []float32, _ int, _ float32) bool                       { return false }
-func dequantSIMD(quantize.Matrix, int, []float32) bool                            { return false }
+func dequantSIMD(quantize.Matrix, int, int, []float32) bool                       { return false }
 func qabsSIMD(_, _ [][]float32, _ quantize.Matrix, _ int, _ *Scratch) bool        { return false }

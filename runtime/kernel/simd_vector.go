@@ -312,71 +312,90 @@ func indexSIMD(dst, q, w, keys []float32, hd int, scale float32) bool {
 	return true
 }
 
-// dequantSIMD is Dequant for the formats that kv_b and embeddings mostly have.
-func dequantSIMD(m quantize.Matrix, row int, dst []float32) bool {
+// dequantSIMD decodes n rows for the formats that kv_b and embeddings mostly
+// have.
+func dequantSIMD(m quantize.Matrix, row, n int, dst []float32) bool {
 	if active == plain {
 		return false
 	}
-	dst = dst[:m.Cols]
-	codes, scales := m.W[row*m.RowBytes():][:m.RowBytes()], m.ScaleCols()
-	blocks := m.Cols / Block
-	rest := m.Cols % Block
-	decode := func(dst []float32, codes []byte, blocks, at int) {
-		switch s := m.S[row*scales:]; {
-		case m.Format == format.Int8Row:
-			decodeInt8Vec(first(dst), first(codes), blocks, &s[0])
-		case m.Format == format.Int4Row:
-			decodeInt4Vec(first(dst), first(codes), blocks, &s[0], math.MaxInt)
-		default:
-			decodeInt4Vec(first(dst), first(codes), blocks, &s[at*Block/m.Group], m.Group/Block)
-		}
-	}
+	decode := decodeBlocks
 	switch m.Format {
-	case format.Int4Grouped, format.Int4Row, format.Int8Row:
-		if m.Format == format.Int4Grouped && m.Group%Block != 0 {
+	case format.Int8Row, format.Int4Row:
+	case format.Int4Grouped:
+		if m.Group%Block != 0 {
 			return false
-		}
-		if blocks > 0 {
-			decode(dst, codes, blocks, 0)
-		}
-		if rest > 0 {
-			var last [Block]float32
-			var tail [Block]byte
-			copy(tail[:], codes[blocks*layouts[m.Format].blockBytes:])
-			decode(last[:], tail[:], 1, blocks)
-			copy(dst[blocks*Block:], last[:])
 		}
 	case format.BF16, format.F16, format.FP8:
 		if !floatTails {
-			return false // the Go decoder is short of little here
+			return false // the Go decoder does
 		}
-		size, run := m.RowBytes()/max(1, m.Cols), m.Cols
-		var s []float32
-		if m.Format == format.FP8 {
-			run = 128
-			s = m.S[row/128*scales:][:scales]
-		}
-		for at := 0; at < m.Cols; at += run {
-			n := min(run, m.Cols-at)
-			scale := &zero
-			if s != nil {
-				scale = &s[at/run]
-			}
-			if n >= 16 {
-				widenVec(m.Format, &dst[at], &codes[at*size], n/16, scale)
-			}
-			if n%16 != 0 {
-				var last [16]float32
-				var tail [32]byte
-				copy(tail[:], codes[(at+n&^15)*size:(at+n)*size])
-				widenVec(m.Format, &last[0], &tail[0], 1, scale)
-				copy(dst[at+n&^15:at+n], last[:])
-			}
-		}
+		decode = decodeFloats
 	default:
 		return false
 	}
+	rowBytes, scales := m.RowBytes(), m.ScaleCols()
+	for i := range n {
+		r := row + i
+		scaleRow := r
+		if m.Format == format.FP8 {
+			scaleRow = r / fp8Block
+		}
+		decode(m, dst[i*m.Cols:][:m.Cols], m.W[r*rowBytes:][:rowBytes], m.S[scaleRow*scales:][:scales])
+	}
 	return true
+}
+
+// decodeBlocks decodes a row of int8 or int4 codes.
+func decodeBlocks(m quantize.Matrix, dst []float32, codes []byte, s []float32) {
+	blocks := func(dst *float32, codes *byte, n, at int) {
+		switch m.Format {
+		case format.Int8Row:
+			decodeInt8Vec(dst, codes, n, &s[0])
+		case format.Int4Row:
+			decodeInt4Vec(dst, codes, n, &s[0], math.MaxInt)
+		default:
+			decodeInt4Vec(dst, codes, n, &s[at*Block/m.Group], m.Group/Block)
+		}
+	}
+	whole := m.Cols / Block
+	if whole > 0 {
+		blocks(first(dst), first(codes), whole, 0)
+	}
+	if m.Cols%Block != 0 {
+		var last [Block]float32
+		var tail [Block]byte
+		copy(tail[:], codes[whole*layouts[m.Format].blockBytes:])
+		blocks(&last[0], &tail[0], 1, whole)
+		copy(dst[whole*Block:], last[:])
+	}
+}
+
+// fp8Block is the rows and columns that share a scale of FP8.
+const fp8Block = 128
+
+// decodeFloats decodes a row of narrow floats.
+func decodeFloats(m quantize.Matrix, dst []float32, codes []byte, s []float32) {
+	size, run := len(codes)/max(1, m.Cols), m.Cols
+	if m.Format == format.FP8 {
+		run = fp8Block
+	}
+	for at := 0; at < m.Cols; at += run {
+		n := min(run, m.Cols-at)
+		scale := &zero
+		if len(s) > 0 {
+			scale = &s[at/run]
+		}
+		if n >= 16 {
+			widenVec(m.Format, &dst[at], &codes[at*size], n/16, scale)
+		}
+		if n%16 != 0 {
+			var last [16]float32
+			var tail [32]byte
+			copy(tail[:], codes[(at+n&^15)*size:(at+n)*size])
+			widenVec(m.Format, &last[0], &tail[0], 1, scale)
+			copy(dst[at+n&^15:at+n], last[:])
+		}
+	}
 }
 
 var zero float32
@@ -400,8 +419,10 @@ func qabsSIMD(dst, q [][]float32, m quantize.Matrix, rowStart int, tmp *Scratch)
 	tmp.row = grow(tmp.row, qabsRows*m.Cols)
 	for r := 0; r < len(q[0]); r += qabsRows {
 		n := min(qabsRows, len(q[0])-r)
-		for i := range n {
-			Dequant(m, rowStart+r+i, tmp.row[i*m.Cols:][:m.Cols])
+		if !dequantSIMD(m, rowStart+r, n, tmp.row) {
+			for i := range n {
+				Dequant(m, rowStart+r+i, tmp.row[i*m.Cols:][:m.Cols])
+			}
 		}
 		for s, d := range dst {
 			accumulateSIMD(d, q[s][r:][:n], tmp.row, m.Cols, nil)
