@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
@@ -34,10 +35,10 @@ var (
 	stubOnce sync.Once
 	theStub  stub
 	live     func() int32
+	stubLib  *cudaLib
 	stubErr  error
 )
 
-// openStub replaces libcuda for the rest of the process.
 func openStub(t *testing.T) (Device, *stub) {
 	t.Helper()
 	emulator(t, EmulatorOptions{})
@@ -56,12 +57,12 @@ func openStub(t *testing.T) (Device, *stub) {
 		purego.RegisterLibFunc(&set, h, "fake_set")
 		purego.RegisterLibFunc(&live, h, "fake_live")
 		set(purego.NewCallback(theStub.load), purego.NewCallback(theStub.launch))
-		cudaPath = so
+		stubLib, stubErr = loadCUDA(so)
 	})
 	if stubErr != nil {
 		t.Skip("SKIPPED: no libcuda stub: ", stubErr)
 	}
-	d, err := openCUDA(0)
+	d, err := stubLib.open(0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,10 +165,11 @@ func TestCUDAHostCode(t *testing.T) {
 
 // The embedded PTX must have been made from the kernels as they are.
 func TestPTXIsCurrent(t *testing.T) {
-	all, err := compiled()
+	archive, err := compiled()
 	if err != nil {
 		t.Fatal(err)
 	}
+	all := maps.Clone(archive)
 	for _, v := range Variants() {
 		text, err := Source(v.File)
 		if err != nil {

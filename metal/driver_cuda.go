@@ -35,7 +35,13 @@ var cudaDriver = Driver{
 		}
 		return names, nil
 	},
-	Open: openCUDA,
+	Open: func(index int) (Device, error) {
+		lib, err := libcuda()
+		if err != nil {
+			return nil, err
+		}
+		return lib.open(index)
+	},
 }
 
 type cudaDevice struct {
@@ -46,11 +52,7 @@ type cudaDevice struct {
 	limits Limits
 }
 
-func openCUDA(index int) (Device, error) {
-	lib, err := libcuda()
-	if err != nil {
-		return nil, err
-	}
+func (lib *cudaLib) open(index int) (_ Device, err error) {
 	if index < 0 || index >= lib.count {
 		return nil, fmt.Errorf("cuda: %w %d: there are %d", ErrNoDevice, index, lib.count)
 	}

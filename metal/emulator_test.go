@@ -42,14 +42,6 @@ func emulator(t testing.TB, o EmulatorOptions) Device {
 	return d
 }
 
-func TestProbeOnTheEmulator(t *testing.T) {
-	for _, o := range []EmulatorOptions{{}, {Seed: 7}, {Check: true, Seed: 3}} {
-		if err := Probe(emulator(t, o)); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
 func TestEmulatorDriver(t *testing.T) {
 	for _, o := range []EmulatorOptions{{}, {Seed: 9, Workers: 1}, {Seed: 5, Check: true}} {
 		exerciseDriver(t, emulator(t, o))

@@ -12,9 +12,6 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// cudaPath is the driver's library; tests put a stub here.
-var cudaPath = "libcuda.so.1"
-
 // cudaFunctions is all that is used of the driver's interface.
 var cudaFunctions = []string{"cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetAttribute", "cuDeviceTotalMem_v2",
 	"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent", "cuGetErrorName",
@@ -35,8 +32,10 @@ type cudaLib struct {
 	count int
 }
 
-var libcuda = sync.OnceValues(func() (*cudaLib, error) {
-	h, err := purego.Dlopen(cudaPath, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+var libcuda = sync.OnceValues(func() (*cudaLib, error) { return loadCUDA("libcuda.so.1") })
+
+func loadCUDA(path string) (*cudaLib, error) {
+	h, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_GLOBAL)
 	if err != nil {
 		return nil, fmt.Errorf("cuda: %w: no NVIDIA driver (%w)", ErrNoDevice, err)
 	}
@@ -55,7 +54,7 @@ var libcuda = sync.OnceValues(func() (*cudaLib, error) {
 	}
 	l.count = int(*n)
 	return l, nil
-})
+}
 
 //go:uintptrescapes
 func (l *cudaLib) call(name string, args ...uintptr) error {

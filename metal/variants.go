@@ -3,13 +3,14 @@ package metal
 import (
 	"embed"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 )
 
 //go:generate go run hawkmoth/internal/genptx ptx/kernels.ptx.zst
 
-//go:embed kernels/*.metal
+//go:embed kernels
 var kernelFiles embed.FS
 
 // Sources are the names of the kernel files, sorted.
@@ -25,10 +26,36 @@ func Sources() []string {
 	return names
 }
 
-// Source is the text of a kernel file, such as "probe.metal".
-func Source(name string) (string, error) {
+var include = regexp.MustCompile(`(?m)^#include "(\w+\.h)"$`)
+
+// Source is the text of a kernel file, such as "probe.metal", with the files
+// that it includes put in, each once: Metal compiles a text and knows no files.
+func Source(name string) (string, error) { return source(name, map[string]bool{}) }
+
+func source(name string, seen map[string]bool) (string, error) {
 	b, err := kernelFiles.ReadFile("kernels/" + name)
-	return string(b), err
+	if err != nil {
+		return "", err
+	}
+	var out strings.Builder
+	text, from := string(b), 0
+	for _, m := range include.FindAllStringSubmatchIndex(text, -1) {
+		out.WriteString(text[from:m[0]])
+		from = m[1]
+		file := text[m[2]:m[3]]
+		if seen[file] {
+			continue
+		}
+		seen[file] = true
+		part, err := source(file, seen)
+		if err != nil {
+			return "", fmt.Errorf("%s includes: %w", name, err)
+		}
+		line := 1 + strings.Count(text[:m[1]], "\n")
+		fmt.Fprintf(&out, "#line 1 %q\n%s\n#line %d %q", file, strings.TrimRight(part, "\n"), line+1, name)
+	}
+	out.WriteString(text[from:])
+	return out.String(), nil
 }
 
 // Variant is one specialisation of one kernel: a pipeline that the backend may

@@ -58,7 +58,7 @@ func Unpack(archive []byte) (map[string]Compiled, error) {
 			continue
 		}
 		head, text, _ := strings.Cut(part, "\n")
-		k := Compiled{PTX: text}
+		k := Compiled{PTX: strings.TrimRight(text, "\n")}
 		if err := json.Unmarshal([]byte(head), &k); err != nil {
 			return nil, fmt.Errorf("archive of kernels: %w", err)
 		}

@@ -24,8 +24,8 @@ type Param struct {
 // Kernel is one kernel function.
 type Kernel struct {
 	Name   string
-	Line   int
 	Params []Param
+	at     int // offset in the text
 }
 
 // FuncConst is one function constant.
@@ -124,18 +124,18 @@ func Parse(name, src string) (*File, error) {
 		f.Consts = append(f.Consts, FuncConst{c[1], c[2], n})
 	}
 	for _, loc := range reKernel.FindAllStringSubmatchIndex(s, -1) {
-		k := Kernel{Name: s[loc[2]:loc[3]], Line: 1 + strings.Count(s[:loc[0]], "\n")}
+		k := Kernel{Name: s[loc[2]:loc[3]], at: loc[0]}
 		for _, p := range arguments(s[loc[1]:]) {
 			m := reAttr.FindStringSubmatch(strings.ReplaceAll(p, "\n", " "))
 			if m == nil {
-				return nil, fmt.Errorf("%s:%d: kernel %s: parameter %q has no attribute", name, k.Line, k.Name, strings.TrimSpace(p))
+				return nil, fmt.Errorf("%s: %s: kernel %s: parameter %q has no attribute", name, place(src, k.at), k.Name, strings.TrimSpace(p))
 			}
 			q := Param{Type: strings.TrimSpace(m[1]), Name: m[2], Attr: m[3]}
 			if m[4] != "" {
 				q.Index, _ = strconv.Atoi(m[4])
 			}
 			if limit := map[string]int{"buffer": 31, "threadgroup": 8}[q.Attr]; limit > 0 && q.Index >= limit {
-				return nil, fmt.Errorf("%s:%d: kernel %s: %s index %d (limit %d)", name, k.Line, k.Name, q.Attr, q.Index, limit-1)
+				return nil, fmt.Errorf("%s: %s: kernel %s: %s index %d (limit %d)", name, place(src, k.at), k.Name, q.Attr, q.Index, limit-1)
 			}
 			q.Space = strings.Replace(reSpace.FindString(q.Type), "thread ", "", 1)
 			q.Const = q.Space == "constant" || reConstQ.MatchString(q.Type)
@@ -268,7 +268,7 @@ func (f *File) call(k *Kernel, pointer, value, threadgroup string) (string, erro
 	for _, p := range k.Params {
 		a, err := argument(p, pointer, value, threadgroup)
 		if err != nil {
-			return "", fmt.Errorf("%s:%d: kernel %s: %w", f.Name, k.Line, k.Name, err)
+			return "", fmt.Errorf("%s: %s: kernel %s: %w", f.Name, place(f.Source, k.at), k.Name, err)
 		}
 		args = append(args, a)
 	}

@@ -39,13 +39,29 @@ var lints = []struct {
 
 var pragmas = []string{"#pragma METAL fp math_mode(safe)", "#pragma METAL fp contract(off)"}
 
-// Lint says where a file leaves the subset, one "line n: what" for each place.
+var reLine = regexp.MustCompile(`(?m)^#line (\d+) "(.*)"$`)
+
+// place is where an offset of a text comes from, by its #line directives.
+func place(src string, at int) string {
+	file, line, from := "line ", 1, 0
+	for _, m := range reLine.FindAllStringSubmatchIndex(src[:at], -1) {
+		line, _ = strconv.Atoi(src[m[2]:m[3]])
+		file, from = src[m[4]:m[5]]+":", m[1]+1
+	}
+	if from > at {
+		return file + strconv.Itoa(line)
+	}
+	return file + strconv.Itoa(line+strings.Count(src[from:at], "\n"))
+}
+
+// Lint says where a file leaves the subset, one "line n: what" or "file:n: what"
+// for each place.
 func Lint(src string) []string {
 	s := blank(src)
 	var out []string
 	for _, l := range lints {
 		for _, loc := range l.re.FindAllStringIndex(s, -1) {
-			out = append(out, fmt.Sprintf("line %d: %s", 1+strings.Count(s[:loc[0]+1], "\n"), l.msg))
+			out = append(out, place(src, min(loc[0]+1, len(src)))+": "+l.msg)
 		}
 	}
 	for _, p := range pragmas {
@@ -58,7 +74,7 @@ func Lint(src string) []string {
 		return append(out, err.Error())
 	}
 	for _, k := range f.Kernels {
-		out = append(out, k.lint()...)
+		out = append(out, k.lint(src)...)
 	}
 	return out
 }
@@ -70,10 +86,10 @@ var positions = map[string]string{
 	"threadgroup_position_in_grid": "threadgroups", "threadgroups_per_grid": "threadgroups",
 }
 
-func (k *Kernel) lint() []string {
+func (k *Kernel) lint(src string) []string {
 	var out []string
 	bad := func(format string, args ...any) {
-		out = append(out, fmt.Sprintf("line %d: kernel %s: ", k.Line, k.Name)+fmt.Sprintf(format, args...))
+		out = append(out, fmt.Sprintf("%s: kernel %s: ", place(src, k.at), k.Name)+fmt.Sprintf(format, args...))
 	}
 	types, index, vector := map[string]string{}, map[string]bool{}, ""
 	for _, p := range k.Params {
