@@ -92,4 +92,5 @@ type Scratch struct {
 	simd  simdScratch
 	one   [1][]float32 // a single query as a batch
 	two   [1][]float32
+	views [][]float32 // of the sums in chunk
 }

@@ -285,12 +285,22 @@ func TestDequantAndQAbsOfEveryISA(t *testing.T) {
 					}
 					return all
 				})
-				q := [][]float32{guardedFloats(t, sample(r, 65, "normal")), guardedFloats(t, sample(r, 65, "sparse"))}
+				q := make([][]float32, 6)
+				for k := range q {
+					q[k] = guardedFloats(t, sample(r, 65, kinds[k]))
+				}
 				everyISA(t, s.String(), func() []float32 {
-					d := [][]float32{guardedFloats(t, make([]float32, cols)), guardedFloats(t, make([]float32, cols))}
-					QAbsBatch(d, q, m, 5, &tmp)
+					d := make([][]float32, len(q)+1)
+					for k := range d {
+						d[k] = guardedFloats(t, make([]float32, cols))
+					}
+					QAbsBatch(d[1:], q, m, 5, &tmp)
 					QAbs(d[0], q[0], m, 5, &tmp)
-					return append(append([]float32(nil), d[0]...), d[1]...)
+					var all []float32
+					for _, x := range d {
+						all = append(all, x...)
+					}
+					return all
 				})
 			}
 		})

@@ -127,10 +127,17 @@ type fourSums struct {
 	picks  *int32 // [n], or nil for the first n rows
 }
 
-// latentFours adds the rows of a tile to sums of width floats, four at a time:
-// the columns of a tile stay in the first-level cache for all of them.
-func latentFours(sums []float32, width int, p [][]float32, from, to int, rows []float32, stride int, picks []int32) {
-	if len(p) == 0 {
+// sumRows adds the rows times w[s][from:to] to sums[s], four sums at a time if
+// the columns allow: those of a tile stay in the first-level cache for all.
+func sumRows(sums, w [][]float32, from, to int, rows []float32, stride int, picks []int32) {
+	width, fours := len(sums[0]), 0
+	if width%sumColumns == 0 {
+		fours = len(sums) &^ 3
+	}
+	for s := fours; s < len(sums); s++ {
+		accumulateSIMD(sums[s], w[s][from:to], rows, stride, picks)
+	}
+	if fours == 0 || from == to {
 		return
 	}
 	if picks == nil {
@@ -143,10 +150,10 @@ func latentFours(sums []float32, width int, p [][]float32, from, to int, rows []
 	columns := sumColumns
 	for c := 0; c < width; c += columns {
 		t.rows = unsafe.Pointer(&rows[c])
-		for s := 0; s < len(p); s += 4 {
+		for s := 0; s < fours; s += 4 {
 			for q := range t.acc {
-				t.acc[q] = unsafe.Pointer(&sums[(s+q)*width+c])
-				t.w[q] = unsafe.Pointer(&p[s+q][from:to][0])
+				t.acc[q] = unsafe.Pointer(&sums[s+q][c:][:columns][0])
+				t.w[q] = unsafe.Pointer(&w[s+q][from:to][0])
 			}
 			accumulateFour((*byte)(unsafe.Pointer(&t)), columns)
 		}
@@ -169,8 +176,10 @@ func latentSIMD(dst, p [][]float32, cache []float32, stride int, positions []int
 	}
 	tmp.chunk = grow(tmp.chunk, len(dst)*width)
 	clear(tmp.chunk)
-	for _, d := range dst {
+	tmp.views = grow(tmp.views, len(dst))
+	for s, d := range dst {
 		clear(d)
+		tmp.views[s] = tmp.chunk[s*width:][:width]
 	}
 	at := func(i int) int {
 		if positions != nil {
@@ -190,20 +199,12 @@ func latentSIMD(dst, p [][]float32, cache []float32, stride int, positions []int
 		} else {
 			picks = positions[i:end]
 		}
-		fours := 0
-		if width%sumColumns == 0 {
-			fours = len(dst) &^ 3
-			latentFours(tmp.chunk, width, p[:fours], i, end, rows, stride, picks)
-		}
-		for s := range dst {
-			acc := tmp.chunk[s*width:][:width]
-			if s >= fours {
-				accumulateSIMD(acc, p[s][i:end], rows, stride, picks)
+		sumRows(tmp.views, p, i, end, rows, stride, picks)
+		if end == n || at(end)/Chunk != chunk {
+			for s, d := range dst {
+				Add(d, tmp.views[s])
 			}
-			if end == n || at(end)/Chunk != chunk {
-				Add(dst[s], acc)
-				clear(acc)
-			}
+			clear(tmp.chunk)
 		}
 		i = end
 	}
@@ -410,7 +411,7 @@ func qabsSIMD(dst, q [][]float32, m quantize.Matrix, rowStart int, tmp *Scratch)
 	for _, d := range dst {
 		clear(d)
 	}
-	if len(q) == 0 {
+	if len(q) == 0 || m.Cols == 0 {
 		return true
 	}
 	if !floatTails && m.Cols%4 != 0 {
@@ -424,9 +425,7 @@ func qabsSIMD(dst, q [][]float32, m quantize.Matrix, rowStart int, tmp *Scratch)
 				Dequant(m, rowStart+r+i, tmp.row[i*m.Cols:][:m.Cols])
 			}
 		}
-		for s, d := range dst {
-			accumulateSIMD(d, q[s][r:][:n], tmp.row, m.Cols, nil)
-		}
+		sumRows(dst, q, r, r+n, tmp.row, m.Cols, nil)
 	}
 	return true
 }
