@@ -50,14 +50,14 @@ var emulatorDriver = Driver{
 		if _, err := msl.Clang(); err != nil {
 			return nil, fmt.Errorf("emulator: %w: %w", ErrNoDevice, err)
 		}
-		return []string{"CPU emulator"}, nil
+		return []string{emulatorName}, nil
 	},
 	Open: func(int) (Device, error) { return OpenEmulator(EmulatorOptions{}) },
 }
 
 type emuDevice struct{ o EmulatorOptions }
 
-func (d *emuDevice) Name() string   { return "CPU emulator" }
+func (d *emuDevice) Name() string   { return emulatorName }
 func (d *emuDevice) Limits() Limits { return *d.o.Limits }
 func (d *emuDevice) Close() error   { return nil }
 

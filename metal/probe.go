@@ -9,7 +9,7 @@ import (
 	"hawkmoth/runtime/kernel"
 )
 
-var probeVariants = []Variant{{File: "probe.metal", Kernel: "probe"}}
+var probeVariants = []Variant{{File: "probe.metal", Kernel: "probe"}, {File: "probe.metal", Kernel: "stream"}}
 
 // probes are operands a, b, c whose results a·b+c, fma(a, b, c), a/b and √c
 // tell devices apart that fuse, approximate or flush.
@@ -58,23 +58,64 @@ func Probe(d Device) error {
 
 func isNaN(bits uint32) bool { return bits&0x7FFFFFFF > 0x7F800000 }
 
-// runProbe gives four results as bits for each probe.
-func runProbe(d Device) ([]uint32, error) {
-	v := probeVariants[0]
+// oneKernel is a pipeline of a queue, for a kernel that runs alone.
+type oneKernel struct {
+	d Device
+	l Library
+	p Pipeline
+	q Queue
+}
+
+func openKernel(d Device, v Variant) (k oneKernel, err error) {
+	k.d = d
 	text, err := Source(v.File)
 	if err != nil {
-		return nil, err
+		return k, err
 	}
-	lib, err := d.NewLibrary(v.File, text)
+	if k.l, err = d.NewLibrary(v.File, text); err != nil {
+		return k, err
+	}
+	if k.p, err = k.l.NewPipeline(v.Kernel, v.Constants...); err == nil {
+		k.q, err = d.NewQueue()
+	}
+	if err != nil {
+		k.release()
+	}
+	return k, err
+}
+
+func (k oneKernel) release() {
+	if k.q != nil {
+		k.q.Release()
+	}
+	if k.p != nil {
+		k.p.Release()
+	}
+	k.l.Release()
+}
+
+// run dispatches the kernel with two buffers and its arguments.
+func (k oneKernel) run(in, out Buffer, args []byte, groups, threads int) (Times, error) {
+	cb := k.q.CommandBuffer()
+	e := cb.Encoder(false)
+	e.SetPipeline(k.p)
+	e.SetBuffer(0, in, 0)
+	e.SetBuffer(1, out, 0)
+	e.SetBytes(2, args)
+	e.Dispatch(Size{X: groups}, Size{X: threads})
+	e.End()
+	cb.Commit()
+	err := cb.Wait()
+	return cb.Times(), err
+}
+
+// runProbe gives four results as bits for each probe.
+func runProbe(d Device) ([]uint32, error) {
+	k, err := openKernel(d, probeVariants[0])
 	if err != nil {
 		return nil, err
 	}
-	defer lib.Release()
-	p, err := lib.NewPipeline(v.Kernel, v.Constants...)
-	if err != nil {
-		return nil, err
-	}
-	defer p.Release()
+	defer k.release()
 	in, err := d.NewBuffer(12*len(probes), Shared)
 	if err != nil {
 		return nil, err
@@ -90,21 +131,7 @@ func runProbe(d Device) ([]uint32, error) {
 			binary.LittleEndian.PutUint32(in.Bytes()[12*i+4*j:], x)
 		}
 	}
-	q, err := d.NewQueue()
-	if err != nil {
-		return nil, err
-	}
-	defer q.Release()
-	cb := q.CommandBuffer()
-	e := cb.Encoder(false)
-	e.SetPipeline(p)
-	e.SetBuffer(0, in, 0)
-	e.SetBuffer(1, out, 0)
-	e.SetBytes(2, binary.LittleEndian.AppendUint32(nil, uint32(len(probes))))
-	e.Dispatch(Size{X: 1}, Size{X: 32})
-	e.End()
-	cb.Commit()
-	if err := cb.Wait(); err != nil {
+	if _, err := k.run(in, out, binary.LittleEndian.AppendUint32(nil, uint32(len(probes))), 1, 32); err != nil {
 		return nil, err
 	}
 	got := make([]uint32, 4*len(probes))
@@ -112,4 +139,39 @@ func runProbe(d Device) ([]uint32, error) {
 		got[i] = binary.LittleEndian.Uint32(out.Bytes()[4*i:])
 	}
 	return got, nil
+}
+
+// Bandwidth is the rate at which the device reads n bytes of its memory, in
+// bytes a second: the best of several runs, to compare kernels with.
+func Bandwidth(d Device, n int) (float64, error) {
+	const groups, threads = 4096, 256
+	n = min(n, d.Limits().MaxBuffer) / 16 * 16
+	k, err := openKernel(d, probeVariants[1])
+	if err != nil {
+		return 0, err
+	}
+	defer k.release()
+	in, err := d.NewBuffer(n, Private)
+	if err != nil {
+		return 0, err
+	}
+	defer in.Release()
+	if err := in.Zero(); err != nil {
+		return 0, err
+	}
+	out, err := d.NewBuffer(4*groups*threads, Private)
+	if err != nil {
+		return 0, err
+	}
+	defer out.Release()
+	args := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, uint32(n/16)), groups*threads)
+	best := 0.0
+	for range 5 {
+		t, err := k.run(in, out, args, groups, threads)
+		if err != nil {
+			return 0, err
+		}
+		best = max(best, float64(n)/t.GPU.Seconds())
+	}
+	return best, nil
 }

@@ -46,6 +46,15 @@ func TestProbe(t *testing.T) {
 		if err := Probe(d); err != nil {
 			t.Error(err)
 		}
+		size := 1 << 20
+		if d.Name() != emulatorName {
+			size = 1 << 30
+		}
+		b, err := Bandwidth(d, size)
+		if err != nil || b <= 0 {
+			t.Errorf("bandwidth %g, %v", b, err)
+		}
+		t.Logf("%s reads %.1f GB/s", d.Name(), b/1e9)
 	})
 }
 

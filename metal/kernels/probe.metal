@@ -24,3 +24,18 @@ kernel void probe(device const float* in [[buffer(0)]],
     r[3] = precise::sqrt(c);
   }
 }
+
+struct StreamArgs {
+  uint n;      // vectors
+  uint stride; // threads of the grid
+};
+
+// Reads everything once; what it writes depends on all of it.
+kernel void stream(device const uint4* in [[buffer(0)]],
+                   device uint* out [[buffer(1)]],
+                   constant StreamArgs& args [[buffer(2)]],
+                   uint i [[thread_position_in_grid]]) {
+  uint4 x = uint4(0u);
+  for (uint j = i; j < args.n; j += args.stride) x ^= in[j];
+  out[i] = x.x ^ x.y ^ x.z ^ x.w;
+}
