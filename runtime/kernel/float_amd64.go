@@ -99,20 +99,20 @@ func f16WidenAVX512(dst *float32, codes *byte, sixteens int, scale *float32)
 //go:noescape
 func f16WidenAVX2(dst *float32, codes *byte, sixteens int, scale *float32)
 
-// fp8By1AVX512 multiplies 4 rows with 1 vectors.
+// fp8By1VBMI multiplies 4 rows with 1 vectors.
 //
 //go:noescape
-func fp8By1AVX512(t *byte)
+func fp8By1VBMI(t *byte)
 
-// fp8By2AVX512 multiplies 4 rows with 2 vectors.
+// fp8By2VBMI multiplies 4 rows with 2 vectors.
 //
 //go:noescape
-func fp8By2AVX512(t *byte)
+func fp8By2VBMI(t *byte)
 
-// fp8By4AVX512 multiplies 4 rows with 4 vectors.
+// fp8By4VBMI multiplies 4 rows with 4 vectors.
 //
 //go:noescape
-func fp8By4AVX512(t *byte)
+func fp8By4VBMI(t *byte)
 
 // fp8By1AVX2 multiplies 4 rows with 1 vectors.
 //

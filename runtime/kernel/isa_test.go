@@ -7,6 +7,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"hawkmoth/format"
 	"hawkmoth/quantize"
 )
 
@@ -305,4 +306,32 @@ func TestDequantAndQAbsOfEveryISA(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Every code of FP8, its NaN included, by every path.
+func TestFP8CodesOfEveryISA(t *testing.T) {
+	var tmp Scratch
+	m := quantize.NewMatrix(format.Spec{Format: format.FP8, Rows: 2, Cols: 256})
+	for i := range 256 {
+		m.W[i], m.W[256+i] = byte(i), byte(i)
+		if i&0x7f == 0x7f {
+			m.W[256+i] = 0
+		}
+	}
+	m.S[0], m.S[1] = 0.3, 1e-38
+	everyISA(t, "Dequant", func() []float32 {
+		dst := make([]float32, 512)
+		Dequant(m, 0, dst[:256])
+		Dequant(m, 1, dst[256:])
+		return dst
+	})
+	everyISA(t, "MatVec", func() []float32 {
+		var all []float32
+		for i := range 256 {
+			x := make([]float32, 256)
+			x[i] = 1.5
+			all = append(all, product(m, [][]float32{x}, &tmp)[0]...)
+		}
+		return all
+	})
 }

@@ -49,17 +49,25 @@ var tileTable = [...]map[tileKey]tileKernel{
 // takes one.
 var floatTable = [...]map[format.ID][]floatKernel{
 	avx2: {
-		format.F32:  {{f32By1AVX2, 4, 1}, {f32By2AVX2, 2, 2}},
-		format.BF16: {{bf16By1AVX2, 4, 1}, {bf16By2AVX2, 2, 2}},
-		format.F16:  {{f16By1AVX2, 4, 1}, {f16By2AVX2, 2, 2}},
-		format.FP8:  {{fp8By1AVX2, 4, 1}, {fp8By2AVX2, 2, 2}},
+		format.F32:  {{f32By1AVX2, 4, 1, 16}, {f32By2AVX2, 2, 2, 16}},
+		format.BF16: {{bf16By1AVX2, 4, 1, 16}, {bf16By2AVX2, 2, 2, 16}},
+		format.F16:  {{f16By1AVX2, 4, 1, 16}, {f16By2AVX2, 2, 2, 16}},
+		format.FP8:  {{fp8By1AVX2, 4, 1, 16}, {fp8By2AVX2, 2, 2, 16}},
 	},
 	avx512: {
-		format.F32:  {{f32By1AVX512, 4, 1}, {f32By2AVX512, 4, 2}, {f32By4AVX512, 4, 4}},
-		format.BF16: {{bf16By1AVX512, 4, 1}, {bf16By2AVX512, 4, 2}, {bf16By4AVX512, 4, 4}},
-		format.F16:  {{f16By1AVX512, 4, 1}, {f16By2AVX512, 4, 2}, {f16By4AVX512, 4, 4}},
-		format.FP8:  {{fp8By1AVX512, 4, 1}, {fp8By2AVX512, 4, 2}, {fp8By4AVX512, 4, 4}},
+		format.F32:  {{f32By1AVX512, 4, 1, 16}, {f32By2AVX512, 4, 2, 16}, {f32By4AVX512, 4, 4, 16}},
+		format.BF16: {{bf16By1AVX512, 4, 1, 16}, {bf16By2AVX512, 4, 2, 16}, {bf16By4AVX512, 4, 4, 16}},
+		format.F16:  {{f16By1AVX512, 4, 1, 16}, {f16By2AVX512, 4, 2, 16}, {f16By4AVX512, 4, 4, 16}},
+		format.FP8:  fp8Kernels(),
 	},
+}
+
+// fp8Kernels of the level avx512 want VBMI, which its oldest processors lack.
+func fp8Kernels() []floatKernel {
+	if cpu.X86.HasAVX512VBMI {
+		return []floatKernel{{fp8By1VBMI, 4, 1, 64}, {fp8By2VBMI, 4, 2, 64}, {fp8By4VBMI, 4, 4, 64}}
+	}
+	return []floatKernel{{fp8By1AVX2, 4, 1, 16}, {fp8By2AVX2, 2, 2, 16}}
 }
 
 func tiles() map[tileKey]tileKernel { return tileTable[active] }

@@ -37,9 +37,9 @@ func tiles() map[tileKey]tileKernel {
 }
 
 var floatTable = map[format.ID][]floatKernel{
-	format.F32:  {{f32NEON, 4, 1}},
-	format.BF16: {{bf16NEON, 4, 1}},
-	format.F16:  {{f16NEON, 4, 1}},
+	format.F32:  {{f32NEON, 4, 1, 16}},
+	format.BF16: {{bf16NEON, 4, 1, 16}},
+	format.F16:  {{f16NEON, 4, 1, 16}},
 }
 
 func floatKernels(id format.ID) []floatKernel {

@@ -30,15 +30,15 @@ var (
 	_ [140]byte = [unsafe.Offsetof(floatTile{}.lanes)]byte{}
 )
 
-// floatKernel multiplies rows rows with n vectors.
+// floatKernel multiplies rows rows with n vectors, step columns at a time.
 type floatKernel struct {
-	run     func(*byte)
-	rows, n int
+	run           func(*byte)
+	rows, n, step int
 }
 
-// setColumns cuts the columns in sixteens and a tail.
-func (t *floatTile) setColumns(cols int) {
-	t.cols, t.tailCols = cols&^15, cols&15
+// setColumns cuts the columns in steps of 16 or 64 and a tail.
+func (t *floatTile) setColumns(cols, step int) {
+	t.cols, t.tailCols = cols&^(step-1), cols&(step-1)
 	t.bits = 1<<t.tailCols - 1
 	for i := range t.lanes {
 		t.lanes[i] = 0
@@ -63,7 +63,7 @@ func floatRowsSIMD(m quantize.Matrix, lo, hi int, x, y [][]float32, from int, tm
 	}
 	s := &tmp.simd
 	t := &s.floats
-	t.setColumns(m.Cols)
+	t.setColumns(m.Cols, kernels[0].step)
 	rowBytes, size := m.RowBytes(), m.RowBytes()/max(1, m.Cols)
 	s.out = grow(s.out, 16)
 	t.out = unsafe.Pointer(unsafe.SliceData(s.out))

@@ -23,7 +23,7 @@ func dotSIMD(a, b []float32) (float32, bool) {
 	var t floatTile
 	var out [16]float32
 	x := [1][]float32{b}
-	t.setColumns(len(a))
+	t.setColumns(len(a), 16)
 	for r := range t.w {
 		t.w[r] = unsafe.Pointer(first(a))
 	}
@@ -48,7 +48,7 @@ func scoreSIMD(dst, x [][]float32, cache []float32, stride int, positions []int3
 	var t floatTile
 	var out [16]float32
 	n, width := len(dst[0]), len(x[0])
-	t.setColumns(width)
+	t.setColumns(width, 16)
 	t.out = unsafe.Pointer(&out[0])
 	for i := 0; i < n; i += 4 {
 		rows := min(4, n-i)
@@ -293,7 +293,7 @@ func indexSIMD(dst, q, w, keys []float32, hd int, scale float32) bool {
 	for h := range w {
 		heads[h] = q[h*hd:][:hd]
 	}
-	t.setColumns(hd)
+	t.setColumns(hd, 16)
 	for i := 0; i < len(dst); i += 4 {
 		rows := min(4, len(dst)-i)
 		for r := range t.w {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
@@ -93,7 +94,11 @@ func floatFamily() {
 	}
 	for _, f := range formats {
 		for _, n := range []int{1, 2, 4} {
-			float512(f, n)
+			if f.name == "fp8" {
+				fp8VBMI(n)
+			} else {
+				float512(f, n)
+			}
 		}
 		float256(f, 4, 1)
 		float256(f, 2, 2)
@@ -151,13 +156,12 @@ func newFloatFrame(name string, rows, n, size int) floatFrame {
 
 // walk calls body for 16 columns at a time, four lines of code a cache line
 // of each row where they suffice, and leaves the place of the rest in col.
-func (f floatFrame) walk(scales func(), body func(chunk int)) {
+func (f floatFrame) walk(body func(chunk int)) {
 	perLine := line / f.size
 	Label("line")
 	CMPQ(f.left, Imm(uint64(perLine)))
 	JL(LabelRef("chunk"))
 	prefetch(f.ahead, line*len(f.w))
-	scales()
 	for c := 0; c < perLine; c += 16 {
 		body(c)
 	}
@@ -167,7 +171,6 @@ func (f floatFrame) walk(scales func(), body func(chunk int)) {
 	Label("chunk")
 	CMPQ(f.left, Imm(16))
 	JL(LabelRef("rest"))
-	scales()
 	body(0)
 	ADDQ(Imm(16), f.col)
 	SUBQ(Imm(16), f.left)
@@ -187,29 +190,13 @@ func float512(f weights, n int) {
 	const rows = 4
 	fr := newFloatFrame(fmt.Sprintf("%sBy%dAVX512", f.name, n), rows, n, f.size)
 	acc := func(r, s int) reg.VecPhysical { return zmm[r*n+s] }
-	w, x, scale := zmm[16:20], zmm[20], zmm[22:26]
+	w, x := zmm[16:20], zmm[20]
 	for i := range rows * n {
 		VPXORD(zmm[i], zmm[i], zmm[i])
 	}
-	if f.prepare != nil {
-		f.prepare()
-	}
-	scales := func() {
-		if f.name != "fp8" {
-			return
-		}
-		b := GP64()
-		MOVQ(fr.col, b)
-		SHRQ(Imm(7), b)
+	fr.walk(func(chunk int) {
 		for r := range rows {
-			p := GP64()
-			MOVQ(mem(fr.t, fS+8*r), p)
-			VBROADCASTSS(memX(p, b, 4, 0), scale[r])
-		}
-	}
-	fr.walk(scales, func(chunk int) {
-		for r := range rows {
-			f.widen512(memX(fr.w[r], fr.col, uint8(f.size), chunk*f.size), w[r], scale[r])
+			f.widen512(memX(fr.w[r], fr.col, uint8(f.size), chunk*f.size), w[r], nil)
 		}
 		for s := range n {
 			VMOVUPS(memX(fr.x[s], fr.col, 4, 4*chunk), x)
@@ -222,7 +209,6 @@ func float512(f weights, n int) {
 		mask := GP32()
 		MOVL(mem(fr.t, fMask), mask)
 		KMOVW(mask, reg.K1)
-		scales()
 		for r := range rows {
 			if f.size == 4 {
 				VMOVUPS_Z(memX(fr.w[r], fr.col, 4, 0), reg.K1, w[r])
@@ -230,7 +216,7 @@ func float512(f weights, n int) {
 			}
 			p := GP64()
 			MOVQ(mem(fr.t, fTail+8*r), p)
-			f.widen512(mem(p, 0), w[r], scale[r])
+			f.widen512(mem(p, 0), w[r], nil)
 		}
 		for s := range n {
 			VMOVUPS_Z(memX(fr.x[s], fr.col, 4, 0), reg.K1, x)
@@ -239,13 +225,17 @@ func float512(f weights, n int) {
 			}
 		}
 	})
+	sums512(fr.t, rows, n)
+}
+
+// sums512 adds up the stripes of the first rows·n registers.
+func sums512(t reg.Register, rows, n int) {
 	out := GP64()
-	MOVQ(mem(fr.t, fOut), out)
+	MOVQ(mem(t, fOut), out)
 	for s := range n {
 		for r := range rows {
-			a := acc(r, s)
+			a, y := zmm[r*n+s], ymm32[r*n+s]
 			VEXTRACTF64X4(Imm(1), a, reg.Y20)
-			y := ymm32[r*n+s]
 			VADDPS(reg.Y20, y, reg.Y20)
 			VEXTRACTF32X4(Imm(1), reg.Y20, reg.X21)
 			VADDPS(reg.X21, reg.X20, reg.X20)
@@ -259,6 +249,126 @@ func float512(f weights, n int) {
 	VZEROUPPER()
 	RET()
 }
+
+// e4m3 is the bfloat16 of a code below 128: every value fits.
+func e4m3(c int) uint16 {
+	v := math.Ldexp(float64(8+c&7), c>>3-10)
+	switch {
+	case c == 127:
+		return 0x7fc0
+	case c < 8:
+		v = math.Ldexp(float64(c), -9)
+	}
+	return uint16(math.Float32bits(float32(v)) >> 16)
+}
+
+// fp8VBMI looks 64 codes up in tables of the two bytes of their bfloat16.
+func fp8VBMI(n int) {
+	const rows = 4
+	if n == 1 {
+		for b := range 64 { // lane l, dword i: columns 4l+i, 16 more, 32 more, 48 more
+			l, i := b/16, b%8/2
+			col := 4*l + i + 16*(b%2) + 32*(b%16/8)
+			fp8Arrange[b/4] |= uint32(col) << (b % 4 * 8)
+		}
+		for c := range 128 {
+			fp8High[c/4] |= uint32(e4m3(c)>>8) << (c % 4 * 8)
+			fp8Low[c/4] |= uint32(e4m3(c)&0xff) << (c % 4 * 8)
+		}
+		fp8Tables = [3]Mem{dwords("fp8Arrange", fp8Arrange[:]...), dwords("fp8High", fp8High[:]...), dwords("fp8Low", fp8Low[:]...)}
+	}
+	fr := newFloatFrame(fmt.Sprintf("fp8By%dVBMI", n), rows, n, 1)
+	acc := func(r, s int) reg.VecPhysical { return zmm[r*n+s] }
+	high0, high1, low0, low1 := zmm[16], zmm[17], zmm[18], zmm[19]
+	arrange, sign, upper := zmm[20], zmm[21], zmm[22]
+	scale := zmm[23:27]
+	t := zmm[27:32]
+	for i := range rows * n {
+		VPXORD(zmm[i], zmm[i], zmm[i])
+	}
+	VMOVDQU32(fp8Tables[0], arrange)
+	VMOVDQU32(fp8Tables[1], high0)
+	VMOVDQU32(fp8Tables[1].Offset(64), high1)
+	VMOVDQU32(fp8Tables[2], low0)
+	VMOVDQU32(fp8Tables[2].Offset(64), low1)
+	VPBROADCASTD(constant(0x80808080), sign)
+	VPBROADCASTD(constant(0xffff0000), upper)
+	scales := func() {
+		b := GP64()
+		MOVQ(fr.col, b)
+		SHRQ(Imm(7), b)
+		for r := range rows {
+			p := GP64()
+			MOVQ(mem(fr.t, fS+8*r), p)
+			VBROADCASTSS(memX(p, b, 4, 0), scale[r])
+		}
+	}
+	widen := func(r int, raw Mem) []reg.VecPhysical {
+		VPERMB(raw, arrange, t[0])
+		VMOVDQA32(t[0], t[1])
+		VPERMI2B(high1, high0, t[1])
+		VMOVDQA32(t[0], t[2])
+		VPERMI2B(low1, low0, t[2])
+		VPTERNLOGD(U8(0xf8), sign, t[0], t[1]) // t1 | t0&sign
+		VPUNPCKLBW(t[1], t[2], t[3])
+		VPUNPCKHBW(t[1], t[2], t[4])
+		VPSLLD(Imm(16), t[3], t[0])
+		VPANDD(upper, t[3], t[3])
+		VPSLLD(Imm(16), t[4], t[1])
+		VPANDD(upper, t[4], t[4])
+		w := []reg.VecPhysical{t[0], t[3], t[1], t[4]}
+		for _, v := range w {
+			VMULPS(scale[r], v, v)
+		}
+		return w
+	}
+	Label("line")
+	CMPQ(fr.left, Imm(0))
+	JLE(LabelRef("rest"))
+	prefetch(fr.ahead, line*rows)
+	scales()
+	for r := range rows {
+		w := widen(r, memX(fr.w[r], fr.col, 1, 0))
+		for s := range n {
+			for c, v := range w {
+				VFMADD231PS(memX(fr.x[s], fr.col, 4, 64*c), v, acc(r, s))
+			}
+		}
+	}
+	ADDQ(Imm(line), fr.col)
+	SUBQ(Imm(line), fr.left)
+	JMP(LabelRef("line"))
+	Label("rest")
+	fr.tail(func() {
+		all, k := GP64(), GP64()
+		MOVQ(I32(-1), all)
+		MOVQ(mem(fr.t, fTailCols), k)
+		BZHIQ(k, all, k)
+		masks := []reg.OpmaskPhysical{reg.K1, reg.K2, reg.K3, reg.K4}
+		KMOVQ(k, reg.K1)
+		for c := 1; c < 4; c++ {
+			KSHIFTRQ(Imm(uint64(16*c)), reg.K1, masks[c])
+		}
+		scales()
+		for r := range rows {
+			p := GP64()
+			MOVQ(mem(fr.t, fTail+8*r), p)
+			w := widen(r, mem(p, 0))
+			for s := range n {
+				for c, v := range w {
+					VFMADD231PS(memX(fr.x[s], fr.col, 4, 64*c), v, masks[c], acc(r, s))
+				}
+			}
+		}
+	})
+	sums512(fr.t, rows, n)
+}
+
+var (
+	fp8Arrange      [16]uint32
+	fp8High, fp8Low [32]uint32
+	fp8Tables       [3]Mem
+)
 
 func float256(f weights, rows, n int) {
 	fr := newFloatFrame(fmt.Sprintf("%sBy%dAVX2", f.name, n), rows, n, f.size)
@@ -278,7 +388,7 @@ func float256(f weights, rows, n int) {
 		return memX(p, b, 4, 0)
 	}
 	// Half after half, so that one row's two registers of weights suffice.
-	fr.walk(func() {}, func(chunk int) {
+	fr.walk(func(chunk int) {
 		for half := range 2 {
 			for r := range rows {
 				f.widen256(memX(fr.w[r], fr.col, uint8(f.size), (chunk+8*half)*f.size), w[r], scale(r))
