@@ -86,7 +86,7 @@ func (c *chain) fill() (err error) {
 		ss += float64(v) * float64(v)
 	}
 	norm := 1 / math.Sqrt(ss/float64(c.cols)+1e-6)
-	c.wantY = make([]float32, 32)
+	c.wantY = make([]float32, max(32, c.rows))
 	for m := range 2 {
 		w, s := make([]byte, c.rows*c.cols/2), make([]float32, c.rows*c.cols/checkGroup)
 		for i := range w {

@@ -77,7 +77,7 @@ func engineFor(check bool) (*engine, error) {
 	if e := engines[check]; e != nil {
 		return e, nil
 	}
-	args := append(flags(), "-O2")
+	args := append(flags(), "-O2", "-ftls-model=initial-exec")
 	if check {
 		args = append(args, "-include", "check.cpp")
 	}

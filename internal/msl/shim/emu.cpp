@@ -91,8 +91,11 @@ struct Fiber {
 struct Engine {
   void *sched_sp = nullptr;
   Fiber *cur = nullptr;
+  Fiber *run[32]; // what runs one after the other, from pos to end
+  uint32_t pos = 0, end = 0;
+  bool stop = false; // after an error
   std::vector<Fiber> f;
-  std::vector<uint32_t> order;
+  std::vector<uint32_t> order; // of simdgroups
   char *stacks = nullptr;
   size_t nstacks = 0;
   char *tgm = nullptr;
@@ -108,8 +111,8 @@ uint64_t next(uint64_t &s) {
   return s;
 }
 
-template <class T> void shuffle(std::vector<T> &v, uint64_t &rng) {
-  for (size_t i = v.size(); i > 1; i--) {
+template <class T> void shuffle(T *v, size_t n, uint64_t &rng) {
+  for (size_t i = n; i > 1; i--) {
     const size_t j = next(rng) % i;
     const T t = v[i - 1];
     v[i - 1] = v[j];
@@ -117,12 +120,22 @@ template <class T> void shuffle(std::vector<T> &v, uint64_t &rng) {
   }
 }
 
-void to_sched() { emu_switch(&E->cur->sp, E->sched_sp); }
+// leaves the current fiber for the next one, or for the scheduler
+void yield() {
+  Engine *e = E;
+  Fiber *me = e->cur;
+  if (!e->stop && ++e->pos < e->end) {
+    e->cur = e->run[e->pos];
+    emu_switch(&me->sp, e->cur->sp);
+  } else {
+    emu_switch(&me->sp, e->sched_sp);
+  }
+}
 
 void entry() {
   E->fn(&E->cur->t);
   E->cur->st = DONE;
-  to_sched();
+  yield();
   __builtin_trap();
 }
 
@@ -154,64 +167,61 @@ void *grow(void *old, size_t &have, size_t want) {
   return p == MAP_FAILED ? nullptr : p;
 }
 
+// runs fibers [lo, hi), a simdgroup, until all wait for the threadgroup or are done
+int simdgroup(Engine *e, uint64_t g, uint32_t lo, uint32_t hi, uint64_t &rng, char *err, int errlen) {
+  for (;;) {
+    e->pos = e->end = 0;
+    for (uint32_t i = lo; i < hi; i++)
+      if (e->f[i].st == READY) e->run[e->end++] = &e->f[i];
+    if (!e->end) return 0;
+    if (rng) shuffle(e->run, e->end, rng);
+    e->cur = e->run[0];
+    emu_switch(&e->sched_sp, e->cur->sp);
+    if (msl_chk_error)
+      if (int rc = msl_chk_error(err, errlen)) return rc;
+    uint32_t waiting = 0;
+    const Fiber *first = nullptr;
+    bool same = true;
+    for (uint32_t i = lo; i < hi; i++) {
+      const Fiber *f = &e->f[i];
+      if (f->st != SIMD && f->st != SIMDBAR) continue;
+      waiting++;
+      if (!first) first = f;
+      else same &= f->site == first->site;
+    }
+    if (!waiting) return 0;
+    if (waiting != hi - lo || !same) {
+      snprintf(err, errlen, "simdgroup %u of threadgroup %llu diverged: lane 0 at %s, lane %u at %s; %u of %u lanes at a simd op%s", lo / 32,
+               (unsigned long long)g, st_name(e->f[lo].st), hi - lo - 1, st_name(e->f[hi - 1].st), waiting, hi - lo, same ? "" : ", at different call sites");
+      return MSL_ERR_DIVERGE;
+    }
+    if (first->st == SIMD) {
+      void *l[32];
+      for (uint32_t i = lo; i < hi; i++) l[i - lo] = e->f[i].mine;
+      first->fn(l, int(hi - lo));
+    }
+    for (uint32_t i = lo; i < hi; i++) e->f[i].st = READY;
+  }
+}
+
 // runs the fibers of one threadgroup to their end
 int group(Engine *e, uint64_t g, uint64_t &rng, char *err, int errlen) {
-  const uint32_t n = uint32_t(e->f.size()), nsg = (n + 31) / 32;
+  const uint32_t n = uint32_t(e->f.size());
   for (;;) {
-    if (rng) shuffle(e->order, rng);
-    for (uint32_t i = 0; i < n; i++) {
-      Fiber *f = &e->f[e->order[i]];
-      if (f->st != READY) continue;
-      e->cur = f;
-      emu_switch(&e->sched_sp, f->sp);
-      if (msl_chk_error)
-        if (int rc = msl_chk_error(err, errlen)) return rc;
-    }
-    uint32_t done = 0, tgbar = 0;
-    bool progress = false;
-    for (uint32_t s = 0; s < nsg; s++) {
-      const uint32_t lo = s * 32, hi = lo + 32 < n ? lo + 32 : n;
-      uint32_t ns = 0, nb = 0, nd = 0;
-      const void *site = nullptr;
-      bool same = true;
-      void (*fn)(void **, int) = nullptr;
-      for (uint32_t i = lo; i < hi; i++) {
-        Fiber *f = &e->f[i];
-        if (f->st == SIMD || f->st == SIMDBAR) {
-          ns++;
-          if (!site) site = f->site, fn = f->st == SIMD ? f->fn : nullptr;
-          else if (site != f->site) same = false;
-        } else if (f->st == TGBAR) nb++;
-        else nd++;
-      }
-      done += nd;
-      tgbar += nb;
-      if (!ns) continue;
-      if (ns != hi - lo || !same) {
-        snprintf(err, errlen, "simdgroup %u of threadgroup %llu diverged: lane 0 at %s, lane %u at %s; %u of %u lanes at a simd op%s", s,
-                 (unsigned long long)g, st_name(e->f[lo].st), hi - lo - 1, st_name(e->f[hi - 1].st), ns, hi - lo,
-                 same ? "" : ", at different call sites");
-        return MSL_ERR_DIVERGE;
-      }
-      if (fn) {
-        void *l[32];
-        for (uint32_t i = lo; i < hi; i++) l[i - lo] = e->f[i].mine;
-        fn(l, int(hi - lo));
-      }
-      for (uint32_t i = lo; i < hi; i++) e->f[i].st = READY;
-      progress = true;
-    }
-    if (progress) continue;
-    if (done == n) return 0;
+    if (rng) shuffle(e->order.data(), e->order.size(), rng);
+    for (uint32_t s : e->order)
+      if (int rc = simdgroup(e, g, s * 32, s * 32 + 32 < n ? s * 32 + 32 : n, rng, err, errlen)) return rc;
+    uint32_t waiting = 0;
     const void *site = nullptr;
     bool same = true;
     for (uint32_t i = 0; i < n; i++)
       if (e->f[i].st == TGBAR) {
-        if (!site) site = e->f[i].site;
-        else if (site != e->f[i].site) same = false;
+        if (!waiting++) site = e->f[i].site;
+        else same &= e->f[i].site == site;
       }
-    if (tgbar != n || !same) {
-      snprintf(err, errlen, "threadgroup_barrier of threadgroup %llu reached by %u of %u threads%s", (unsigned long long)g, tgbar, n,
+    if (!waiting) return 0;
+    if (waiting != n || !same) {
+      snprintf(err, errlen, "threadgroup_barrier of threadgroup %llu reached by %u of %u threads%s", (unsigned long long)g, waiting, n,
                same ? "" : ", at different call sites");
       return MSL_ERR_BARRIER;
     }
@@ -225,8 +235,9 @@ unsigned msl_lane(void) { return E->cur->t.lane; }
 MslThread *msl_cur(void) { return E && E->cur ? &E->cur->t : nullptr; }
 // gives up the current GPU thread after an error
 void msl_abandon(void) {
+  E->stop = true;
   E->cur->st = DONE;
-  to_sched();
+  yield();
 }
 void msl_simd_collective(const void *site, void (*fn)(void **, int), void *mine) {
   Fiber *f = E->cur;
@@ -234,13 +245,13 @@ void msl_simd_collective(const void *site, void (*fn)(void **, int), void *mine)
   f->site = site;
   f->fn = fn;
   f->mine = mine;
-  to_sched();
+  yield();
 }
 void msl_simd_barrier(const void *site, int flags) {
   Fiber *f = E->cur;
   f->st = SIMDBAR;
   f->site = site;
-  to_sched();
+  yield();
   if (flags & 2) f->t.ep_sg[0]++;
   if (flags & 1) f->t.ep_sg[1]++;
 }
@@ -248,7 +259,7 @@ void msl_tg_barrier(const void *site, int flags) {
   Fiber *f = E->cur;
   f->st = TGBAR;
   f->site = site;
-  to_sched();
+  yield();
   if (flags & 2) f->t.ep_tg[0]++;
   if (flags & 1) f->t.ep_tg[1]++;
 }
@@ -276,14 +287,30 @@ int msl_run(MslTramp fn, const MslDispatch *d, uint64_t first, uint64_t last, ch
     return MSL_ERR_MEM;
   }
   e->fn = fn;
+  e->stop = false;
   e->f.resize(n);
-  e->order.resize(n);
-  for (uint32_t i = 0; i < n; i++) e->order[i] = i;
+  e->order.resize((n + 31) / 32);
+  for (uint32_t i = 0; i < e->order.size(); i++) e->order[i] = i;
+  for (uint32_t i = 0; i < n; i++) {
+    Fiber *f = &e->f[i];
+    MslThread &t = f->t;
+    f->stack = t.stack = e->stacks + (size_t)i * kStack;
+    t.stack_end = f->stack + kStack;
+    t.d = d;
+    for (int b = 0; b < 8; b++) t.tgmem[b] = d->tgmem[b] ? e->tgm + off[b] : nullptr;
+    t.tpitg[0] = i % d->tg[0];
+    t.tpitg[1] = i / d->tg[0] % d->tg[1];
+    t.tpitg[2] = i / d->tg[0] / d->tg[1];
+    t.tiitg = i;
+    t.lane = i % 32;
+    t.sg = i / 32;
+    t.nsg = (n + 31) / 32;
+  }
   uint64_t rng = d->seed * 0x9E3779B97F4A7C15ull;
   std::vector<uint64_t> order;
   if (rng) {
     for (uint64_t i = first; i < last; i++) order.push_back(i);
-    shuffle(order, rng);
+    shuffle(order.data(), order.size(), rng);
   }
   if (msl_chk_dispatch) msl_chk_dispatch(d);
   int rc = 0;
@@ -292,26 +319,13 @@ int msl_run(MslTramp fn, const MslDispatch *d, uint64_t first, uint64_t last, ch
     // NaN as half and as float
     for (int i = 0; i < 8; i++) memset(e->tgm + off[i], 0xFF, d->tgmem[i]);
     if (msl_chk_group) msl_chk_group(d, e->tgm, off);
+    const uint32_t x = uint32_t(g % d->grid[0]), y = uint32_t(g / d->grid[0] % d->grid[1]), z = uint32_t(g / d->grid[0] / d->grid[1]);
     for (uint32_t i = 0; i < n; i++) {
       Fiber *f = &e->f[i];
-      f->stack = e->stacks + (size_t)i * kStack;
       f->st = READY;
       MslThread &t = f->t;
-      t.d = d;
-      for (int b = 0; b < 8; b++) t.tgmem[b] = d->tgmem[b] ? e->tgm + off[b] : nullptr;
-      t.tgpig[0] = uint32_t(g % d->grid[0]);
-      t.tgpig[1] = uint32_t(g / d->grid[0] % d->grid[1]);
-      t.tgpig[2] = uint32_t(g / d->grid[0] / d->grid[1]);
-      t.tpitg[0] = i % d->tg[0];
-      t.tpitg[1] = i / d->tg[0] % d->tg[1];
-      t.tpitg[2] = i / d->tg[0] / d->tg[1];
-      t.tiitg = i;
-      t.lane = i % 32;
-      t.sg = i / 32;
-      t.nsg = (n + 31) / 32;
+      t.tgpig[0] = x, t.tgpig[1] = y, t.tgpig[2] = z;
       t.ep_tg[0] = t.ep_tg[1] = t.ep_sg[0] = t.ep_sg[1] = 0;
-      t.stack = f->stack;
-      t.stack_end = f->stack + kStack;
       prepare(f);
     }
     rc = group(e, g, rng, err, errlen);
