@@ -20,9 +20,12 @@ var probes = []struct {
 	{0x3F800800, 0x3F800800, 0xBF801000, "a product and a sum are fused"}, // (1+2^-12)² − (1+2^-11): 2^-24 only if fused
 	{0x3F800001, 0x3F7FFFFF, 0xBF800000, "a product and a sum are fused"},
 	{0x3F800000, 0x40400000, 0x40000000, "division or square root is not correctly rounded"},
-	{0x40490FDB, 0x402DF854, 0x40400000, "division or square root is not correctly rounded"},
 	{0x4B7FFFFF, 0x3F7FFFFD, 0x3F7FFFFF, "division or square root is not correctly rounded"},
-	{0x3F8147AE, 0x3EAAAAAB, 0x3DCCCCCD, "division or square root is not correctly rounded"},
+	// a·(1/b) and c·(1/√c) are off by one bit
+	{0x409AB0C5, 0x402B038E, 0x40E1CDA6, "division or square root is not correctly rounded"},
+	{0x4087A7F6, 0x3FA59102, 0x3F84621B, "division or square root is not correctly rounded"},
+	{0x40998051, 0x404808BF, 0x40372F5A, "division or square root is not correctly rounded"},
+	{0x41034956, 0x401AE25E, 0x40529D70, "division or square root is not correctly rounded"},
 	{0x00800000, 0x40000000, 0x00000000, "denormals are flushed to zero"}, // the smallest normal, halved
 	{0x00000003, 0x3F800000, 0x00000001, "denormals are flushed to zero"},
 	{0x3F800000, 0xFF800000, 0x7F800000, "infinities are not kept"},
