@@ -7,6 +7,7 @@ import (
 	"fmt"
 	goruntime "runtime"
 	"sync"
+	"time"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -335,7 +336,9 @@ func (q *metalQueue) KeepResident(buffers ...Buffer) (release func(), err error)
 		msg(set, sel.commit)
 		msg(set, sel.requestResidency)
 		msg(q.id, sel.addResidencySet, set)
+		stop := keepAlive(set)
 		release = sync.OnceFunc(func() {
+			stop()
 			pool(func() {
 				msg(q.id, sel.removeResidencySet, set)
 				msg(set, sel.endResidency)
@@ -344,6 +347,32 @@ func (q *metalQueue) KeepResident(buffers ...Buffer) (release func(), err error)
 		})
 	})
 	return release, err
+}
+
+// residencyBeat is how often a residency set is asked for again: the system
+// lets go of memory that was idle for a second or so, as while a user types.
+var residencyBeat = 500 * time.Millisecond
+
+// keepAlive asks for the set again and again until stop is called.
+func keepAlive(set id) (stop func()) {
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		beat := time.NewTicker(residencyBeat)
+		defer beat.Stop()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-beat.C:
+				pool(func() { msg(set, sel.requestResidency) })
+			}
+		}
+	}()
+	return func() {
+		close(quit)
+		<-done
+	}
 }
 
 func (q *metalQueue) CommandBuffer() CommandBuffer {

@@ -105,6 +105,8 @@ type cudaCommands struct {
 }
 
 func (c *cudaCommands) launch() error {
+	c.q.mu.Lock()
+	defer c.q.mu.Unlock()
 	c.started, c.running = time.Now(), true
 	return c.q.d.do(func() error {
 		if err := c.q.d.call("cuEventRecord", c.begin, c.q.streams[0]); err != nil {

@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -23,6 +25,7 @@ import (
 // fake is an Objective-C run time with Metal over the emulator. It knows the
 // classes, counts references and keeps a list of what the host code does wrong.
 type fake struct {
+	sync.Mutex
 	t       testing.TB
 	device  Device
 	objects map[uintptr]*object
@@ -183,6 +186,8 @@ func (f *fake) event(name string, p uint64, r *fakeResult) {
 }
 
 func (f *fake) handle(self uintptr, s string, a *[6]uint64, s1, s2 *mtlSize, r *fakeResult) {
+	f.Lock()
+	defer f.Unlock()
 	switch self {
 	case 0: // objc_getClass
 		if i := slices.Index(classNames, s); i >= 0 {
@@ -454,6 +459,7 @@ func TestMetalHostCode(t *testing.T) {
 		t.Error(err)
 	}
 	exerciseDriver(t, d)
+	testHeartbeat(t, f, d)
 	if err := d.Close(); err != nil {
 		t.Error(err)
 	}
@@ -461,6 +467,44 @@ func TestMetalHostCode(t *testing.T) {
 	for _, s := range []string{"useResource:usage:", "waitForFence:", "setThreadgroupMemoryLength:atIndex:", "addAllocation:"} {
 		if f.calls[s] == 0 {
 			t.Errorf("%s was never sent", s)
+		}
+	}
+}
+
+// A residency set is asked for again while it is held, and not after.
+func testHeartbeat(t *testing.T, f *fake, d Device) {
+	t.Helper()
+	defer func(old time.Duration) { residencyBeat = old }(residencyBeat)
+	residencyBeat = time.Millisecond
+	count := func() int {
+		f.Lock()
+		defer f.Unlock()
+		return f.calls["requestResidency"]
+	}
+	b, err := d.NewBuffer(64, Private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := d.NewQueue()
+	if err != nil {
+		t.Fatal(err)
+	}
+	release, err := q.KeepResident(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for first := count(); count() < first+3; {
+		goruntime.Gosched()
+	}
+	release()
+	release()
+	q.Release()
+	b.Release()
+	f.Lock()
+	defer f.Unlock()
+	for _, o := range f.objects {
+		if o.kind == "residency" {
+			t.Error("the residency set is left")
 		}
 	}
 }
