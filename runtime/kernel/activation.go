@@ -19,7 +19,7 @@ type Activation struct {
 	Q       []int16 // padded with zeros to a multiple of Block
 	Scale   []float32
 	codes   []int8  // Q as bytes, as the assembly reads them, in whole quads of blocks
-	sums    []int32 // 8·ΣQ of each block, 128·ΣQ if Bits is 12, likewise
+	sums    []int32 // 8·ΣQ of each block, then of first and of second halves; 128·ΣQ if Bits is 12
 }
 
 // quad is the number of blocks whose sums go to the four stripes in one step.

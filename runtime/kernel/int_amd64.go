@@ -9,6 +9,11 @@ package kernel
 //go:noescape
 func int4RowAVX512(t *byte)
 
+// int4G32AVX512 multiplies four rows with t.n vectors.
+//
+//go:noescape
+func int4G32AVX512(t *byte)
+
 // int4G64AVX512 multiplies four rows with t.n vectors.
 //
 //go:noescape
@@ -43,6 +48,11 @@ func int8RowAVX512(t *byte)
 //
 //go:noescape
 func int4RowAVX2(t *byte)
+
+// int4G32AVX2 multiplies two rows with t.n vectors.
+//
+//go:noescape
+func int4G32AVX2(t *byte)
 
 // int4G64AVX2 multiplies two rows with t.n vectors.
 //

@@ -76,6 +76,42 @@ DATA spreadFours<>+56(SB)/4, $0x00000003
 DATA spreadFours<>+60(SB)/4, $0x00000003
 GLOBL spreadFours<>(SB), RODATA|NOPTR, $64
 
+DATA evenScales<>+0(SB)/4, $0x00000000
+DATA evenScales<>+4(SB)/4, $0x00000002
+DATA evenScales<>+8(SB)/4, $0x00000004
+DATA evenScales<>+12(SB)/4, $0x00000006
+DATA evenScales<>+16(SB)/4, $0x00000008
+DATA evenScales<>+20(SB)/4, $0x0000000a
+DATA evenScales<>+24(SB)/4, $0x0000000c
+DATA evenScales<>+28(SB)/4, $0x0000000e
+DATA evenScales<>+32(SB)/4, $0x00000010
+DATA evenScales<>+36(SB)/4, $0x00000012
+DATA evenScales<>+40(SB)/4, $0x00000014
+DATA evenScales<>+44(SB)/4, $0x00000016
+DATA evenScales<>+48(SB)/4, $0x00000018
+DATA evenScales<>+52(SB)/4, $0x0000001a
+DATA evenScales<>+56(SB)/4, $0x0000001c
+DATA evenScales<>+60(SB)/4, $0x0000001e
+GLOBL evenScales<>(SB), RODATA|NOPTR, $64
+
+DATA oddScales<>+0(SB)/4, $0x00000001
+DATA oddScales<>+4(SB)/4, $0x00000003
+DATA oddScales<>+8(SB)/4, $0x00000005
+DATA oddScales<>+12(SB)/4, $0x00000007
+DATA oddScales<>+16(SB)/4, $0x00000009
+DATA oddScales<>+20(SB)/4, $0x0000000b
+DATA oddScales<>+24(SB)/4, $0x0000000d
+DATA oddScales<>+28(SB)/4, $0x0000000f
+DATA oddScales<>+32(SB)/4, $0x00000011
+DATA oddScales<>+36(SB)/4, $0x00000013
+DATA oddScales<>+40(SB)/4, $0x00000015
+DATA oddScales<>+44(SB)/4, $0x00000017
+DATA oddScales<>+48(SB)/4, $0x00000019
+DATA oddScales<>+52(SB)/4, $0x0000001b
+DATA oddScales<>+56(SB)/4, $0x0000001d
+DATA oddScales<>+60(SB)/4, $0x0000001f
+GLOBL oddScales<>(SB), RODATA|NOPTR, $64
+
 // func int4RowAVX512(t *byte)
 // Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·int4RowAVX512(SB), NOSPLIT, $0-8
@@ -327,6 +363,344 @@ lastvector:
 	VBROADCASTF32X4 (R8)(SI*1), Z23
 	VMOVUPS         (DX), Z20
 	VFMADD231PS     Z23, Z21, Z20
+	VMOVUPS         Z20, (DX)
+	ADDQ            $0x70, CX
+	ADDQ            $0x40, DX
+	DECQ            DI
+	JNZ             lastvector
+
+sums:
+	VMOVDQU32 everyFourth<>+0(SB), Z30
+	VMOVUPS   192(AX), X1
+	MOVQ      176(AX), CX
+	MOVQ      184(AX), DX
+	MOVQ      136(AX), AX
+
+out:
+	VMOVUPS   (CX), Z2
+	VPERMILPS $0xb1, Z2, Z3
+	VADDPS    Z2, Z3, Z2
+	VPERMILPS $0x4e, Z2, Z3
+	VADDPS    Z2, Z3, Z2
+	VPERMPS   Z2, Z30, Z2
+	VMULPS    X2, X1, X2
+	VMOVUPS   X2, (DX)
+	ADDQ      $0x40, CX
+	ADDQ      $0x10, DX
+	DECQ      AX
+	JNZ       out
+	VZEROUPPER
+	RET
+
+// func int4G32AVX512(t *byte)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, MMX+
+TEXT ·int4G32AVX512(SB), NOSPLIT, $0-8
+	MOVQ         t+0(FP), AX
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z29
+	MOVL         $0x00010001, CX
+	VPBROADCASTD CX, Z31
+	VMOVDQU32    stripeOrder<>+0(SB), Z30
+	MOVQ         176(AX), CX
+	MOVQ         136(AX), DX
+	VPXOR        Y0, Y0, Y0
+
+clear:
+	VMOVUPS Y0, (CX)
+	VMOVUPS Y0, 32(CX)
+	ADDQ    $0x40, CX
+	DECQ    DX
+	JNZ     clear
+	XORQ    CX, CX
+	XORQ    DX, DX
+	XORQ    BX, BX
+	XORQ    SI, SI
+	MOVQ    144(AX), DI
+	MOVQ    160(AX), R8
+	MOVQ    168(AX), R9
+	TESTQ   DI, DI
+	JZ      rest
+
+quad:
+	PREFETCHT1   (R8)
+	PREFETCHT1   64(R8)
+	PREFETCHT1   128(R8)
+	PREFETCHT1   192(R8)
+	PREFETCHT1   256(R8)
+	PREFETCHT1   320(R8)
+	PREFETCHT1   384(R8)
+	PREFETCHT1   448(R8)
+	ADDQ         $0x00000200, R8
+	PREFETCHT1   (R9)
+	PREFETCHT1   64(R9)
+	ADDQ         $0x00000080, R9
+	MOVL         $0x0f0f0f0f, R10
+	VPBROADCASTD R10, Z29
+	MOVQ         (AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), Z20
+	VPANDD       Z29, Z20, Z0
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z1
+	VMOVDQU32    64(R10), Z20
+	VPANDD       Z29, Z20, Z2
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z3
+	MOVQ         8(AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), Z20
+	VPANDD       Z29, Z20, Z4
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z5
+	VMOVDQU32    64(R10), Z20
+	VPANDD       Z29, Z20, Z6
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z7
+	MOVQ         16(AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), Z20
+	VPANDD       Z29, Z20, Z8
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z9
+	VMOVDQU32    64(R10), Z20
+	VPANDD       Z29, Z20, Z10
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z11
+	MOVQ         24(AX), R10
+	ADDQ         CX, R10
+	VMOVDQU32    (R10), Z20
+	VPANDD       Z29, Z20, Z12
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z13
+	VMOVDQU32    64(R10), Z20
+	VPANDD       Z29, Z20, Z14
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z15
+	MOVQ         64(AX), R10
+	VMOVUPS      (R10)(DX*1), Y28
+	MOVQ         72(AX), R10
+	VINSERTF64X4 $0x01, (R10)(DX*1), Z28, Z28
+	MOVQ         80(AX), R10
+	VMOVUPS      (R10)(DX*1), Y23
+	MOVQ         88(AX), R10
+	VINSERTF64X4 $0x01, (R10)(DX*1), Z23, Z23
+	VMOVDQU32    oddScales<>+0(SB), Z29
+	VPERMI2PS    Z23, Z28, Z29
+	VMOVDQU32    evenScales<>+0(SB), Z27
+	VPERMI2PS    Z23, Z28, Z27
+	VMOVAPS      Z27, Z28
+	MOVQ         128(AX), R10
+	MOVQ         176(AX), R11
+	MOVQ         136(AX), R12
+
+vector:
+	MOVQ            64(R10), R13
+	VMOVDQU32       (R13)(BX*1), Z16
+	VMOVDQU32       64(R13)(BX*1), Z17
+	VMOVDQU32       128(R13)(BX*1), Z18
+	VMOVDQU32       192(R13)(BX*1), Z19
+	VPXORD          Z20, Z20, Z20
+	VPXORD          Z21, Z21, Z21
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPXORD          Z24, Z24, Z24
+	VPXORD          Z25, Z25, Z25
+	VPXORD          Z26, Z26, Z26
+	VPXORD          Z27, Z27, Z27
+	VPDPBUSD        Z16, Z0, Z20
+	VPDPBUSD        Z18, Z2, Z21
+	VPDPBUSD        Z16, Z4, Z22
+	VPDPBUSD        Z18, Z6, Z23
+	VPDPBUSD        Z16, Z8, Z24
+	VPDPBUSD        Z18, Z10, Z25
+	VPDPBUSD        Z16, Z12, Z26
+	VPDPBUSD        Z18, Z14, Z27
+	VPDPBUSD        Z17, Z1, Z20
+	VPDPBUSD        Z19, Z3, Z21
+	VPDPBUSD        Z17, Z5, Z22
+	VPDPBUSD        Z19, Z7, Z23
+	VPDPBUSD        Z17, Z9, Z24
+	VPDPBUSD        Z19, Z11, Z25
+	VPDPBUSD        Z17, Z13, Z26
+	VPDPBUSD        Z19, Z15, Z27
+	VPACKSSDW       Z21, Z20, Z20
+	VPMADDWD        Z31, Z20, Z20
+	VPACKSSDW       Z23, Z22, Z22
+	VPMADDWD        Z31, Z22, Z22
+	VPACKSSDW       Z25, Z24, Z24
+	VPMADDWD        Z31, Z24, Z24
+	VPACKSSDW       Z27, Z26, Z26
+	VPMADDWD        Z31, Z26, Z26
+	VPACKSSDW       Z22, Z20, Z20
+	VPMADDWD        Z31, Z20, Z20
+	VPACKSSDW       Z26, Z24, Z24
+	VPMADDWD        Z31, Z24, Z24
+	VSHUFI32X4      $0x88, Z24, Z20, Z21
+	VSHUFI32X4      $0xdd, Z24, Z20, Z22
+	MOVQ            208(AX), R14
+	MOVQ            88(R10), R13
+	ADDQ            SI, R13
+	VMOVUPS         (R11), Z20
+	VPERMD          Z21, Z30, Z21
+	ADDQ            R14, R13
+	VBROADCASTI32X4 (R13), Z23
+	VPSUBD          Z23, Z21, Z21
+	VCVTDQ2PS       Z21, Z21
+	MOVQ            40(R10), R15
+	VBROADCASTF32X4 (R15)(SI*1), Z23
+	VMULPS          Z23, Z28, Z23
+	VFMADD231PS     Z23, Z21, Z20
+	VPERMD          Z22, Z30, Z22
+	ADDQ            R14, R13
+	VBROADCASTI32X4 (R13), Z23
+	VPSUBD          Z23, Z22, Z22
+	VCVTDQ2PS       Z22, Z22
+	MOVQ            40(R10), R13
+	VBROADCASTF32X4 (R13)(SI*1), Z23
+	VMULPS          Z23, Z29, Z23
+	VFMADD231PS     Z23, Z22, Z20
+	VMOVUPS         Z20, (R11)
+	ADDQ            $0x70, R10
+	ADDQ            $0x40, R11
+	DECQ            R12
+	JNZ             vector
+	ADDQ            $0x00000080, CX
+	ADDQ            $0x20, DX
+	ADDQ            $0x00000100, BX
+	ADDQ            $0x10, SI
+	DECQ            DI
+	JNZ             quad
+
+rest:
+	CMPQ         152(AX), $0x00
+	JE           sums
+	XORQ         CX, CX
+	XORQ         DX, DX
+	MOVL         $0x0f0f0f0f, DI
+	VPBROADCASTD DI, Z29
+	MOVQ         32(AX), DI
+	ADDQ         CX, DI
+	VMOVDQU32    (DI), Z20
+	VPANDD       Z29, Z20, Z0
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z1
+	VMOVDQU32    64(DI), Z20
+	VPANDD       Z29, Z20, Z2
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z3
+	MOVQ         40(AX), DI
+	ADDQ         CX, DI
+	VMOVDQU32    (DI), Z20
+	VPANDD       Z29, Z20, Z4
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z5
+	VMOVDQU32    64(DI), Z20
+	VPANDD       Z29, Z20, Z6
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z7
+	MOVQ         48(AX), DI
+	ADDQ         CX, DI
+	VMOVDQU32    (DI), Z20
+	VPANDD       Z29, Z20, Z8
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z9
+	VMOVDQU32    64(DI), Z20
+	VPANDD       Z29, Z20, Z10
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z11
+	MOVQ         56(AX), DI
+	ADDQ         CX, DI
+	VMOVDQU32    (DI), Z20
+	VPANDD       Z29, Z20, Z12
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z13
+	VMOVDQU32    64(DI), Z20
+	VPANDD       Z29, Z20, Z14
+	VPSRLD       $0x04, Z20, Z20
+	VPANDD       Z29, Z20, Z15
+	MOVQ         96(AX), CX
+	VMOVUPS      (CX)(DX*1), Y28
+	MOVQ         104(AX), CX
+	VINSERTF64X4 $0x01, (CX)(DX*1), Z28, Z28
+	MOVQ         112(AX), CX
+	VMOVUPS      (CX)(DX*1), Y23
+	MOVQ         120(AX), CX
+	VINSERTF64X4 $0x01, (CX)(DX*1), Z23, Z23
+	VMOVDQU32    oddScales<>+0(SB), Z29
+	VPERMI2PS    Z23, Z28, Z29
+	VMOVDQU32    evenScales<>+0(SB), Z27
+	VPERMI2PS    Z23, Z28, Z27
+	VMOVAPS      Z27, Z28
+	MOVQ         128(AX), CX
+	MOVQ         176(AX), DX
+	MOVQ         136(AX), DI
+
+lastvector:
+	MOVQ            64(CX), R8
+	VMOVDQU32       (R8)(BX*1), Z16
+	VMOVDQU32       64(R8)(BX*1), Z17
+	VMOVDQU32       128(R8)(BX*1), Z18
+	VMOVDQU32       192(R8)(BX*1), Z19
+	VPXORD          Z20, Z20, Z20
+	VPXORD          Z21, Z21, Z21
+	VPXORD          Z22, Z22, Z22
+	VPXORD          Z23, Z23, Z23
+	VPXORD          Z24, Z24, Z24
+	VPXORD          Z25, Z25, Z25
+	VPXORD          Z26, Z26, Z26
+	VPXORD          Z27, Z27, Z27
+	VPDPBUSD        Z16, Z0, Z20
+	VPDPBUSD        Z18, Z2, Z21
+	VPDPBUSD        Z16, Z4, Z22
+	VPDPBUSD        Z18, Z6, Z23
+	VPDPBUSD        Z16, Z8, Z24
+	VPDPBUSD        Z18, Z10, Z25
+	VPDPBUSD        Z16, Z12, Z26
+	VPDPBUSD        Z18, Z14, Z27
+	VPDPBUSD        Z17, Z1, Z20
+	VPDPBUSD        Z19, Z3, Z21
+	VPDPBUSD        Z17, Z5, Z22
+	VPDPBUSD        Z19, Z7, Z23
+	VPDPBUSD        Z17, Z9, Z24
+	VPDPBUSD        Z19, Z11, Z25
+	VPDPBUSD        Z17, Z13, Z26
+	VPDPBUSD        Z19, Z15, Z27
+	VPACKSSDW       Z21, Z20, Z20
+	VPMADDWD        Z31, Z20, Z20
+	VPACKSSDW       Z23, Z22, Z22
+	VPMADDWD        Z31, Z22, Z22
+	VPACKSSDW       Z25, Z24, Z24
+	VPMADDWD        Z31, Z24, Z24
+	VPACKSSDW       Z27, Z26, Z26
+	VPMADDWD        Z31, Z26, Z26
+	VPACKSSDW       Z22, Z20, Z20
+	VPMADDWD        Z31, Z20, Z20
+	VPACKSSDW       Z26, Z24, Z24
+	VPMADDWD        Z31, Z24, Z24
+	VSHUFI32X4      $0x88, Z24, Z20, Z21
+	VSHUFI32X4      $0xdd, Z24, Z20, Z22
+	MOVQ            208(AX), R9
+	MOVQ            88(CX), R8
+	ADDQ            SI, R8
+	VMOVUPS         (DX), Z20
+	VPERMD          Z21, Z30, Z21
+	ADDQ            R9, R8
+	VBROADCASTI32X4 (R8), Z23
+	VPSUBD          Z23, Z21, Z21
+	VCVTDQ2PS       Z21, Z21
+	MOVQ            40(CX), R10
+	VBROADCASTF32X4 (R10)(SI*1), Z23
+	VMULPS          Z23, Z28, Z23
+	VFMADD231PS     Z23, Z21, Z20
+	VPERMD          Z22, Z30, Z22
+	ADDQ            R9, R8
+	VBROADCASTI32X4 (R8), Z23
+	VPSUBD          Z23, Z22, Z22
+	VCVTDQ2PS       Z22, Z22
+	MOVQ            40(CX), R8
+	VBROADCASTF32X4 (R8)(SI*1), Z23
+	VMULPS          Z23, Z29, Z23
+	VFMADD231PS     Z23, Z22, Z20
 	VMOVUPS         Z20, (DX)
 	ADDQ            $0x70, CX
 	ADDQ            $0x40, DX
@@ -2468,6 +2842,16 @@ out:
 	VZEROUPPER
 	RET
 
+DATA halfScales<>+0(SB)/4, $0x00000000
+DATA halfScales<>+4(SB)/4, $0x00000002
+DATA halfScales<>+8(SB)/4, $0x00000004
+DATA halfScales<>+12(SB)/4, $0x00000006
+DATA halfScales<>+16(SB)/4, $0x00000001
+DATA halfScales<>+20(SB)/4, $0x00000003
+DATA halfScales<>+24(SB)/4, $0x00000005
+DATA halfScales<>+28(SB)/4, $0x00000007
+GLOBL halfScales<>(SB), RODATA|NOPTR, $32
+
 DATA onesWords<>+0(SB)/4, $0x00010001
 DATA onesWords<>+4(SB)/4, $0x00010001
 DATA onesWords<>+8(SB)/4, $0x00010001
@@ -2541,11 +2925,10 @@ GLOBL oddBits<>(SB), RODATA|NOPTR, $32
 // func int4RowAVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int4RowAVX2(SB), NOSPLIT, $0-8
-	MOVQ    t+0(FP), AX
-	VMOVDQU onesWords<>+0(SB), Y15
-	MOVQ    176(AX), CX
-	MOVQ    136(AX), DX
-	VPXOR   Y0, Y0, Y0
+	MOVQ  t+0(FP), AX
+	MOVQ  176(AX), CX
+	MOVQ  136(AX), DX
+	VPXOR Y0, Y0, Y0
 
 clear:
 	VMOVUPS Y0, (CX)
@@ -2620,7 +3003,7 @@ vector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VMOVDQA        Y8, Y12
 	VPAND          maskNibbles<>+0(SB), Y4, Y8
 	VPSRLW         $0x04, Y4, Y9
@@ -2655,7 +3038,7 @@ vector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VPERM2I128     $0x20, Y8, Y12, Y9
 	VPERM2I128     $0x31, Y8, Y12, Y8
 	VPADDD         Y9, Y8, Y8
@@ -2734,7 +3117,7 @@ lastvector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VMOVDQA        Y8, Y12
 	VPAND          maskNibbles<>+0(SB), Y4, Y8
 	VPSRLW         $0x04, Y4, Y9
@@ -2769,7 +3152,7 @@ lastvector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VPERM2I128     $0x20, Y8, Y12, Y9
 	VPERM2I128     $0x31, Y8, Y12, Y8
 	VPADDD         Y9, Y8, Y8
@@ -2810,14 +3193,323 @@ out:
 	VZEROUPPER
 	RET
 
+// func int4G32AVX2(t *byte)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·int4G32AVX2(SB), NOSPLIT, $0-8
+	MOVQ  t+0(FP), AX
+	MOVQ  176(AX), CX
+	MOVQ  136(AX), DX
+	VPXOR Y0, Y0, Y0
+
+clear:
+	VMOVUPS Y0, (CX)
+	VMOVUPS Y0, 32(CX)
+	ADDQ    $0x40, CX
+	DECQ    DX
+	JNZ     clear
+	XORQ    CX, CX
+	XORQ    DX, DX
+	XORQ    BX, BX
+	XORQ    SI, SI
+	MOVQ    144(AX), DI
+	MOVQ    160(AX), R8
+	MOVQ    168(AX), R9
+	TESTQ   DI, DI
+	JZ      rest
+
+quad:
+	PREFETCHT1 (R8)
+	PREFETCHT1 64(R8)
+	PREFETCHT1 128(R8)
+	PREFETCHT1 192(R8)
+	ADDQ       $0x00000100, R8
+	PREFETCHT1 (R9)
+	ADDQ       $0x00000040, R9
+	MOVQ       (AX), R10
+	ADDQ       CX, R10
+	VMOVDQU    (R10), Y0
+	VMOVDQU    32(R10), Y1
+	VMOVDQU    64(R10), Y2
+	VMOVDQU    96(R10), Y3
+	MOVQ       8(AX), R10
+	ADDQ       CX, R10
+	VMOVDQU    (R10), Y4
+	VMOVDQU    32(R10), Y5
+	VMOVDQU    64(R10), Y6
+	VMOVDQU    96(R10), Y7
+	VMOVDQU    halfScales<>+0(SB), Y15
+	MOVQ       64(AX), R10
+	VPERMPS    (R10)(DX*1), Y15, Y14
+	MOVQ       72(AX), R10
+	VPERMPS    (R10)(DX*1), Y15, Y13
+	VPERM2F128 $0x31, Y13, Y14, Y15
+	VPERM2F128 $0x20, Y13, Y14, Y14
+	MOVQ       128(AX), R10
+	MOVQ       176(AX), R11
+	MOVQ       136(AX), R12
+
+vector:
+	MOVQ           64(R10), R13
+	VPAND          maskNibbles<>+0(SB), Y0, Y8
+	VPSRLW         $0x04, Y0, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R13)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y1, Y11
+	VPSRLW         $0x04, Y1, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y2, Y10
+	VPSRLW         $0x04, Y2, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R13)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y3, Y11
+	VPSRLW         $0x04, Y3, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
+	VMOVDQA        Y8, Y12
+	VPAND          maskNibbles<>+0(SB), Y4, Y8
+	VPSRLW         $0x04, Y4, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R13)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y5, Y11
+	VPSRLW         $0x04, Y5, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y6, Y10
+	VPSRLW         $0x04, Y6, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R13)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y7, Y11
+	VPSRLW         $0x04, Y7, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R13)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R13)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
+	VPERM2I128     $0x20, Y8, Y12, Y9
+	VPERM2I128     $0x31, Y8, Y12, Y8
+	MOVQ           208(AX), R14
+	MOVQ           88(R10), R13
+	ADDQ           SI, R13
+	VMOVUPS        (R11), Y12
+	ADDQ           R14, R13
+	VBROADCASTI128 (R13), Y10
+	VPSUBD         Y10, Y9, Y9
+	VCVTDQ2PS      Y9, Y9
+	MOVQ           40(R10), R15
+	VBROADCASTF128 (R15)(SI*1), Y10
+	VMULPS         Y10, Y14, Y10
+	VFMADD231PS    Y10, Y9, Y12
+	ADDQ           R14, R13
+	VBROADCASTI128 (R13), Y10
+	VPSUBD         Y10, Y8, Y8
+	VCVTDQ2PS      Y8, Y8
+	MOVQ           40(R10), R13
+	VBROADCASTF128 (R13)(SI*1), Y10
+	VMULPS         Y10, Y15, Y10
+	VFMADD231PS    Y10, Y8, Y12
+	VMOVUPS        Y12, (R11)
+	ADDQ           $0x70, R10
+	ADDQ           $0x40, R11
+	DECQ           R12
+	JNZ            vector
+	ADDQ           $0x00000080, CX
+	ADDQ           $0x20, DX
+	ADDQ           $0x00000100, BX
+	ADDQ           $0x10, SI
+	DECQ           DI
+	JNZ            quad
+
+rest:
+	CMPQ       152(AX), $0x00
+	JE         sums
+	XORQ       CX, CX
+	XORQ       DX, DX
+	MOVQ       32(AX), DI
+	ADDQ       CX, DI
+	VMOVDQU    (DI), Y0
+	VMOVDQU    32(DI), Y1
+	VMOVDQU    64(DI), Y2
+	VMOVDQU    96(DI), Y3
+	MOVQ       40(AX), DI
+	ADDQ       CX, DI
+	VMOVDQU    (DI), Y4
+	VMOVDQU    32(DI), Y5
+	VMOVDQU    64(DI), Y6
+	VMOVDQU    96(DI), Y7
+	VMOVDQU    halfScales<>+0(SB), Y15
+	MOVQ       96(AX), CX
+	VPERMPS    (CX)(DX*1), Y15, Y14
+	MOVQ       104(AX), CX
+	VPERMPS    (CX)(DX*1), Y15, Y13
+	VPERM2F128 $0x31, Y13, Y14, Y15
+	VPERM2F128 $0x20, Y13, Y14, Y14
+	MOVQ       128(AX), CX
+	MOVQ       176(AX), DX
+	MOVQ       136(AX), DI
+
+lastvector:
+	MOVQ           64(CX), R8
+	VPAND          maskNibbles<>+0(SB), Y0, Y8
+	VPSRLW         $0x04, Y0, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R8)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y1, Y11
+	VPSRLW         $0x04, Y1, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y2, Y10
+	VPSRLW         $0x04, Y2, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R8)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y3, Y11
+	VPSRLW         $0x04, Y3, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
+	VMOVDQA        Y8, Y12
+	VPAND          maskNibbles<>+0(SB), Y4, Y8
+	VPSRLW         $0x04, Y4, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     (R8)(BX*1), Y8, Y8
+	VPMADDUBSW     64(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y5, Y11
+	VPSRLW         $0x04, Y5, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     32(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     96(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y8, Y9
+	VPUNPCKHQDQ    Y11, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPAND          maskNibbles<>+0(SB), Y6, Y10
+	VPSRLW         $0x04, Y6, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     128(R8)(BX*1), Y10, Y10
+	VPMADDUBSW     192(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y10, Y10
+	VPAND          maskNibbles<>+0(SB), Y7, Y11
+	VPSRLW         $0x04, Y7, Y9
+	VPAND          maskNibbles<>+0(SB), Y9, Y9
+	VPMADDUBSW     160(R8)(BX*1), Y11, Y11
+	VPMADDUBSW     224(R8)(BX*1), Y9, Y9
+	VPADDW         Y9, Y11, Y11
+	VPUNPCKLQDQ    Y11, Y10, Y9
+	VPUNPCKHQDQ    Y11, Y10, Y10
+	VPADDW         Y9, Y10, Y10
+	VSHUFPS        $0x88, Y10, Y8, Y9
+	VSHUFPS        $0xdd, Y10, Y8, Y8
+	VPADDW         Y9, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
+	VPERM2I128     $0x20, Y8, Y12, Y9
+	VPERM2I128     $0x31, Y8, Y12, Y8
+	MOVQ           208(AX), R9
+	MOVQ           88(CX), R8
+	ADDQ           SI, R8
+	VMOVUPS        (DX), Y12
+	ADDQ           R9, R8
+	VBROADCASTI128 (R8), Y10
+	VPSUBD         Y10, Y9, Y9
+	VCVTDQ2PS      Y9, Y9
+	MOVQ           40(CX), R10
+	VBROADCASTF128 (R10)(SI*1), Y10
+	VMULPS         Y10, Y14, Y10
+	VFMADD231PS    Y10, Y9, Y12
+	ADDQ           R9, R8
+	VBROADCASTI128 (R8), Y10
+	VPSUBD         Y10, Y8, Y8
+	VCVTDQ2PS      Y8, Y8
+	MOVQ           40(CX), R8
+	VBROADCASTF128 (R8)(SI*1), Y10
+	VMULPS         Y10, Y15, Y10
+	VFMADD231PS    Y10, Y8, Y12
+	VMOVUPS        Y12, (DX)
+	ADDQ           $0x70, CX
+	ADDQ           $0x40, DX
+	DECQ           DI
+	JNZ            lastvector
+
+sums:
+	VMOVSD 192(AX), X1
+	MOVQ   176(AX), CX
+	MOVQ   184(AX), DX
+	MOVQ   136(AX), AX
+
+out:
+	VMOVUPS      (CX), Y2
+	VPERMILPS    $0xb1, Y2, Y3
+	VADDPS       Y2, Y3, Y2
+	VPERMILPS    $0x4e, Y2, Y3
+	VADDPS       Y2, Y3, Y2
+	VEXTRACTF128 $0x01, Y2, X3
+	VUNPCKLPS    X3, X2, X2
+	VMULPS       X2, X1, X2
+	VMOVLPS      X2, (DX)
+	ADDQ         $0x40, CX
+	ADDQ         $0x10, DX
+	DECQ         AX
+	JNZ          out
+	VZEROUPPER
+	RET
+
 // func int4G64AVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int4G64AVX2(SB), NOSPLIT, $0-8
-	MOVQ    t+0(FP), AX
-	VMOVDQU onesWords<>+0(SB), Y15
-	MOVQ    176(AX), CX
-	MOVQ    136(AX), DX
-	VPXOR   Y0, Y0, Y0
+	MOVQ  t+0(FP), AX
+	MOVQ  176(AX), CX
+	MOVQ  136(AX), DX
+	VPXOR Y0, Y0, Y0
 
 clear:
 	VMOVUPS Y0, (CX)
@@ -2898,7 +3590,7 @@ vector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VMOVDQA        Y8, Y12
 	VPAND          maskNibbles<>+0(SB), Y4, Y8
 	VPSRLW         $0x04, Y4, Y9
@@ -2933,7 +3625,7 @@ vector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VPERM2I128     $0x20, Y8, Y12, Y9
 	VPERM2I128     $0x31, Y8, Y12, Y8
 	VPADDD         Y9, Y8, Y8
@@ -3018,7 +3710,7 @@ lastvector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VMOVDQA        Y8, Y12
 	VPAND          maskNibbles<>+0(SB), Y4, Y8
 	VPSRLW         $0x04, Y4, Y9
@@ -3053,7 +3745,7 @@ lastvector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VPERM2I128     $0x20, Y8, Y12, Y9
 	VPERM2I128     $0x31, Y8, Y12, Y8
 	VPADDD         Y9, Y8, Y8
@@ -3098,11 +3790,10 @@ out:
 // func int4G128AVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int4G128AVX2(SB), NOSPLIT, $0-8
-	MOVQ    t+0(FP), AX
-	VMOVDQU onesWords<>+0(SB), Y15
-	MOVQ    176(AX), CX
-	MOVQ    136(AX), DX
-	VPXOR   Y0, Y0, Y0
+	MOVQ  t+0(FP), AX
+	MOVQ  176(AX), CX
+	MOVQ  136(AX), DX
+	VPXOR Y0, Y0, Y0
 
 clear:
 	VMOVUPS Y0, (CX)
@@ -3185,7 +3876,7 @@ vector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VMOVDQA        Y8, Y12
 	VPAND          maskNibbles<>+0(SB), Y4, Y8
 	VPSRLW         $0x04, Y4, Y9
@@ -3220,7 +3911,7 @@ vector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VPERM2I128     $0x20, Y8, Y12, Y9
 	VPERM2I128     $0x31, Y8, Y12, Y8
 	VPADDD         Y9, Y8, Y8
@@ -3305,7 +3996,7 @@ lastvector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VMOVDQA        Y8, Y12
 	VPAND          maskNibbles<>+0(SB), Y4, Y8
 	VPSRLW         $0x04, Y4, Y9
@@ -3340,7 +4031,7 @@ lastvector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VPERM2I128     $0x20, Y8, Y12, Y9
 	VPERM2I128     $0x31, Y8, Y12, Y8
 	VPADDD         Y9, Y8, Y8
@@ -3385,11 +4076,10 @@ out:
 // func int4G256AVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int4G256AVX2(SB), NOSPLIT, $0-8
-	MOVQ    t+0(FP), AX
-	VMOVDQU onesWords<>+0(SB), Y15
-	MOVQ    176(AX), CX
-	MOVQ    136(AX), DX
-	VPXOR   Y0, Y0, Y0
+	MOVQ  t+0(FP), AX
+	MOVQ  176(AX), CX
+	MOVQ  136(AX), DX
+	VPXOR Y0, Y0, Y0
 
 clear:
 	VMOVUPS Y0, (CX)
@@ -3471,7 +4161,7 @@ vector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VMOVDQA        Y8, Y12
 	VPAND          maskNibbles<>+0(SB), Y4, Y8
 	VPSRLW         $0x04, Y4, Y9
@@ -3506,7 +4196,7 @@ vector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VPERM2I128     $0x20, Y8, Y12, Y9
 	VPERM2I128     $0x31, Y8, Y12, Y8
 	VPADDD         Y9, Y8, Y8
@@ -3591,7 +4281,7 @@ lastvector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VMOVDQA        Y8, Y12
 	VPAND          maskNibbles<>+0(SB), Y4, Y8
 	VPSRLW         $0x04, Y4, Y9
@@ -3626,7 +4316,7 @@ lastvector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VPERM2I128     $0x20, Y8, Y12, Y9
 	VPERM2I128     $0x31, Y8, Y12, Y8
 	VPADDD         Y9, Y8, Y8
@@ -3671,11 +4361,10 @@ out:
 // func int2RowAVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int2RowAVX2(SB), NOSPLIT, $512-8
-	MOVQ    t+0(FP), AX
-	VMOVDQU onesWords<>+0(SB), Y15
-	MOVQ    176(AX), CX
-	MOVQ    136(AX), DX
-	VPXOR   Y0, Y0, Y0
+	MOVQ  t+0(FP), AX
+	MOVQ  176(AX), CX
+	MOVQ  136(AX), DX
+	VPXOR Y0, Y0, Y0
 
 clear:
 	VMOVUPS Y0, (CX)
@@ -3800,7 +4489,7 @@ vector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VMOVDQA        Y8, Y12
 	VMOVDQU        256(SP), Y8
 	VMOVDQU        288(SP), Y9
@@ -3831,7 +4520,7 @@ vector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VPERM2I128     $0x20, Y8, Y12, Y9
 	VPERM2I128     $0x31, Y8, Y12, Y8
 	VPADDD         Y9, Y8, Y8
@@ -3963,7 +4652,7 @@ lastvector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VMOVDQA        Y8, Y12
 	VMOVDQU        256(SP), Y8
 	VMOVDQU        288(SP), Y9
@@ -3994,7 +4683,7 @@ lastvector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VPERM2I128     $0x20, Y8, Y12, Y9
 	VPERM2I128     $0x31, Y8, Y12, Y8
 	VPADDD         Y9, Y8, Y8
@@ -4039,11 +4728,10 @@ out:
 // func int3G64AVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int3G64AVX2(SB), NOSPLIT, $512-8
-	MOVQ    t+0(FP), AX
-	VMOVDQU onesWords<>+0(SB), Y15
-	MOVQ    176(AX), CX
-	MOVQ    136(AX), DX
-	VPXOR   Y0, Y0, Y0
+	MOVQ  t+0(FP), AX
+	MOVQ  176(AX), CX
+	MOVQ  136(AX), DX
+	VPXOR Y0, Y0, Y0
 
 clear:
 	VMOVUPS Y0, (CX)
@@ -4255,7 +4943,7 @@ vector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VMOVDQA        Y8, Y12
 	VMOVDQU        256(SP), Y8
 	VMOVDQU        288(SP), Y9
@@ -4286,7 +4974,7 @@ vector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VPERM2I128     $0x20, Y8, Y12, Y9
 	VPERM2I128     $0x31, Y8, Y12, Y8
 	VPADDD         Y9, Y8, Y8
@@ -4504,7 +5192,7 @@ lastvector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VMOVDQA        Y8, Y12
 	VMOVDQU        256(SP), Y8
 	VMOVDQU        288(SP), Y9
@@ -4535,7 +5223,7 @@ lastvector:
 	VSHUFPS        $0x88, Y10, Y8, Y9
 	VSHUFPS        $0xdd, Y10, Y8, Y8
 	VPADDW         Y9, Y8, Y8
-	VPMADDWD       Y15, Y8, Y8
+	VPMADDWD       onesWords<>+0(SB), Y8, Y8
 	VPERM2I128     $0x20, Y8, Y12, Y9
 	VPERM2I128     $0x31, Y8, Y12, Y8
 	VPADDD         Y9, Y8, Y8

@@ -8,6 +8,9 @@ package kernel
 func int4RowNEON(t *byte)
 
 //go:noescape
+func int4G32NEON(t *byte)
+
+//go:noescape
 func int4G64NEON(t *byte)
 
 //go:noescape

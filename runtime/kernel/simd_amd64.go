@@ -26,22 +26,24 @@ var isas = func() []isa {
 
 var tileTable = [...]map[tileKey]tileKernel{
 	avx2: {
-		{format.Int8Row, 0}:     {int8RowAVX2, 2, 0},
-		{format.Int4Row, 0}:     {int4RowAVX2, 2, 0},
-		{format.Int2Row, 0}:     {int2RowAVX2, 2, 0},
-		{format.Int3G64, 0}:     {int3G64AVX2, 2, 1},
-		{format.Int4Grouped, 1}: {int4G64AVX2, 2, 1},
-		{format.Int4Grouped, 2}: {int4G128AVX2, 2, 2},
-		{format.Int4Grouped, 4}: {int4G256AVX2, 2, 4},
+		{format.Int8Row, 0}:       {int8RowAVX2, 2, 0},
+		{format.Int4Row, 0}:       {int4RowAVX2, 2, 0},
+		{format.Int2Row, 0}:       {int2RowAVX2, 2, 0},
+		{format.Int3G64, 0}:       {int3G64AVX2, 2, 64},
+		{format.Int4Grouped, 32}:  {int4G32AVX2, 2, 32},
+		{format.Int4Grouped, 64}:  {int4G64AVX2, 2, 64},
+		{format.Int4Grouped, 128}: {int4G128AVX2, 2, 128},
+		{format.Int4Grouped, 256}: {int4G256AVX2, 2, 256},
 	},
 	avx512: {
-		{format.Int8Row, 0}:     {int8RowAVX512, 2, 0},
-		{format.Int4Row, 0}:     {int4RowAVX512, 4, 0},
-		{format.Int2Row, 0}:     {int2RowAVX512, 4, 0},
-		{format.Int3G64, 0}:     {int3G64AVX512, 4, 1},
-		{format.Int4Grouped, 1}: {int4G64AVX512, 4, 1},
-		{format.Int4Grouped, 2}: {int4G128AVX512, 4, 2},
-		{format.Int4Grouped, 4}: {int4G256AVX512, 4, 4},
+		{format.Int8Row, 0}:       {int8RowAVX512, 2, 0},
+		{format.Int4Row, 0}:       {int4RowAVX512, 4, 0},
+		{format.Int2Row, 0}:       {int2RowAVX512, 4, 0},
+		{format.Int3G64, 0}:       {int3G64AVX512, 4, 64},
+		{format.Int4Grouped, 32}:  {int4G32AVX512, 4, 32},
+		{format.Int4Grouped, 64}:  {int4G64AVX512, 4, 64},
+		{format.Int4Grouped, 128}: {int4G128AVX512, 4, 128},
+		{format.Int4Grouped, 256}: {int4G256AVX512, 4, 256},
 	},
 }
 
@@ -193,7 +195,9 @@ func quantizeVec(x *float32, blocks int, limit float32, q *int16, scale *float32
 	}
 }
 
-func packVec(q *int16, pairs int, codes *int8, sums *int32) { packAVX2(q, pairs, codes, sums) }
+func packVec(q *int16, pairs int, codes *int8, sums *int32) {
+	packAVX2(q, pairs, codes, sums, 8*pairs)
+}
 
 func packWideVec(q *int16, blocks int, hi, lo *int8, sums *int32) {
 	packWideAVX2(q, blocks, hi, lo, sums)

@@ -22,11 +22,12 @@ var isas = func() []isa {
 }()
 
 var tileTable = map[tileKey]tileKernel{
-	{format.Int8Row, 0}:     {int8RowNEON, 4, 0},
-	{format.Int4Row, 0}:     {int4RowNEON, 4, 0},
-	{format.Int4Grouped, 1}: {int4G64NEON, 4, 1},
-	{format.Int4Grouped, 2}: {int4G128NEON, 4, 2},
-	{format.Int4Grouped, 4}: {int4G256NEON, 4, 4},
+	{format.Int8Row, 0}:       {int8RowNEON, 4, 0},
+	{format.Int4Row, 0}:       {int4RowNEON, 4, 0},
+	{format.Int4Grouped, 32}:  {int4G32NEON, 4, 32},
+	{format.Int4Grouped, 64}:  {int4G64NEON, 4, 64},
+	{format.Int4Grouped, 128}: {int4G128NEON, 4, 128},
+	{format.Int4Grouped, 256}: {int4G256NEON, 4, 256},
 }
 
 func tiles() map[tileKey]tileKernel {
@@ -166,7 +167,7 @@ func quantizeVec(x *float32, blocks int, limit float32, q *int16, scale *float32
 }
 
 func packVec(q *int16, pairs int, codes *int8, sums *int32) {
-	v := vec{b: point(codes), c: point(q), d: point(sums), n: pairs}
+	v := vec{b: point(codes), c: point(q), d: point(sums), n: pairs, stride: 8 * pairs}
 	packNEON(v.arg())
 }
 

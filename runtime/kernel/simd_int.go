@@ -25,12 +25,14 @@ type tile struct {
 	acc      unsafe.Pointer // [n][16]float32, working memory
 	out      unsafe.Pointer // [n][4]float32: a product a row
 	rowScale [4]float32
+	half     int // bytes from the activations' sums of blocks to those of first halves
 }
 
 // What the assembly relies on.
 var (
 	_ [128]byte = [unsafe.Offsetof(tile{}.act)]byte{}
 	_ [192]byte = [unsafe.Offsetof(tile{}.rowScale)]byte{}
+	_ [208]byte = [unsafe.Offsetof(tile{}.half)]byte{}
 	_ [16]byte  = [unsafe.Offsetof(Activation{}.Q)]byte{}
 	_ [40]byte  = [unsafe.Offsetof(Activation{}.Scale)]byte{}
 	_ [64]byte  = [unsafe.Offsetof(Activation{}.codes)]byte{}
@@ -54,7 +56,7 @@ type simdScratch struct {
 type tileKernel struct {
 	run    func(*byte)
 	rows   int // at a time, up to four
-	groups int // blocks that share a scale in memory: 0 for none, else 1, 2 or 4
+	groups int // columns that share a scale in memory, 0 for none
 }
 
 // tileFor is the kernel for a matrix; ok is false if only the Go code serves it.
@@ -65,18 +67,15 @@ func tileFor(s format.Spec) (k tileKernel, ok bool) {
 		k = table[tileKey{s.Format, 0}]
 		return k, k.run != nil
 	}
-	if s.Group%Block != 0 {
-		return tileKernel{}, false
-	}
-	if k = table[tileKey{s.Format, s.Group / Block}]; k.run == nil {
-		k = table[tileKey{s.Format, 1}]
+	if k = table[tileKey{s.Format, s.Group}]; k.run == nil && s.Group%Block == 0 {
+		k = table[tileKey{s.Format, Block}]
 	}
 	return k, k.run != nil
 }
 
 type tileKey struct {
 	format format.ID
-	groups int // blocks a group, for Int4Grouped
+	group  int // for Int4Grouped
 }
 
 // prefetch is the least distance in bytes from the weights in work to those
@@ -120,15 +119,16 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 	t.acc, t.out = unsafe.Pointer(unsafe.SliceData(s.acc)), unsafe.Pointer(unsafe.SliceData(s.out))
 	t.quads = m.Cols / (quad * Block)
 	t.hasTail = 0
+	t.half = (blocks + quad - 1) / quad * quad * 4
 	tailBlocks := blocks - t.quads*quad
 	if tailBlocks > 0 {
 		t.hasTail = 1
-		s.tail, s.scales = grow(s.tail, 4*quadBytes), grow(s.scales, 4*quad)
+		s.tail, s.scales = grow(s.tail, 4*quadBytes), grow(s.scales, 4*tailScales)
 		for r := range 4 {
-			t.tail[r], t.tailS[r] = unsafe.Pointer(&s.tail[r*quadBytes]), unsafe.Pointer(&s.scales[r*quad])
+			t.tail[r], t.tailS[r] = unsafe.Pointer(&s.tail[r*quadBytes]), unsafe.Pointer(&s.scales[r*tailScales])
 		}
 	}
-	spreadGroups := group > 0 && group/Block != k.groups
+	spreadGroups := group > 0 && group != k.groups
 	if spreadGroups {
 		s.groups = grow(s.groups, 4*t.quads*quad)
 	}
@@ -171,6 +171,9 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 	return true
 }
 
+// tailScales is the room for a padded quad's scales, of half blocks at most.
+const tailScales = 2 * quad
+
 // prepareRow copies what the kernels cannot read as it lies: the last quad of
 // row r of the tile, and scales of groups that they do not know.
 func (s *simdScratch) prepareRow(r int, codes []byte, sc []float32, quadBytes, tailBlocks, group int, spread bool) {
@@ -189,10 +192,13 @@ func (s *simdScratch) prepareRow(r int, codes []byte, sc []float32, quadBytes, t
 	d := s.tail[r*quadBytes:][:quadBytes]
 	clear(d[copy(d, codes[t.quads*quadBytes:]):])
 	if group > 0 {
-		ts := s.scales[r*quad:][:quad]
+		step := min(group, Block)
+		ts := s.scales[r*tailScales:][:tailScales]
 		clear(ts)
-		for b := range tailBlocks {
-			ts[b] = sc[(whole+b)*Block/group]
+		for i := range tailBlocks * Block / step {
+			if g := (whole*Block + i*step) / group; g < len(sc) {
+				ts[i] = sc[g]
+			}
 		}
 	}
 }

@@ -270,7 +270,7 @@ func quantizeSIMD(a *Activation, x []float32, bits int) bool {
 	clear(a.Q[len(x):])
 	blocks := (len(a.Scale) + quad - 1) / quad * quad
 	n := blocks * Block
-	a.codes, a.sums = grow(a.codes, n*((bits+7)/8)), grow(a.sums, blocks)
+	a.codes, a.sums = grow(a.codes, n*((bits+7)/8)), grow(a.sums, 3*blocks)
 	switch {
 	case blocks == 0:
 	case bits == 8:

@@ -99,10 +99,10 @@ func divideAVX2(p *float32, n int, z float32)
 //go:noescape
 func quantizeAVX2(x *float32, blocks int, limit float32, q *int16, scale *float32)
 
-// packAVX2 makes the int8 form of pairs of blocks.
+// packAVX2 makes the int8 form of pairs of blocks; the sums of half blocks follow half bytes behind those of blocks.
 //
 //go:noescape
-func packAVX2(q *int16, pairs int, codes *int8, sums *int32)
+func packAVX2(q *int16, pairs int, codes *int8, sums *int32, half int)
 
 // packWideAVX2 makes the two bytes of blocks of 12-bit activations.
 //

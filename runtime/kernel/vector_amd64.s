@@ -1649,13 +1649,14 @@ DATA dword0000ffff<>+24(SB)/4, $0x0000ffff
 DATA dword0000ffff<>+28(SB)/4, $0x0000ffff
 GLOBL dword0000ffff<>(SB), RODATA|NOPTR, $32
 
-// func packAVX2(q *int16, pairs int, codes *int8, sums *int32)
+// func packAVX2(q *int16, pairs int, codes *int8, sums *int32, half int)
 // Requires: AVX, AVX2
-TEXT ·packAVX2(SB), NOSPLIT, $0-32
+TEXT ·packAVX2(SB), NOSPLIT, $0-40
 	MOVQ         q+0(FP), AX
 	MOVQ         pairs+8(FP), CX
 	MOVQ         codes+16(FP), DX
 	MOVQ         sums+24(FP), BX
+	MOVQ         half+32(FP), SI
 	VBROADCASTSS dword000000ff<>+0(SB), Y14
 	VBROADCASTSS dword00010001<>+0(SB), Y15
 
@@ -1667,6 +1668,8 @@ pair:
 	VMOVDQU      32(AX), Y1
 	VPMADDWD     Y15, Y1, Y9
 	VPADDD       Y9, Y8, Y8
+	VMOVDQA      Y8, Y10
+	VPXOR        Y8, Y8, Y8
 	VMOVDQU      64(AX), Y2
 	VPMADDWD     Y15, Y2, Y9
 	VPADDD       Y9, Y8, Y8
@@ -1705,6 +1708,14 @@ pair:
 	VEXTRACTI128 $0x01, Y6, X7
 	VPACKUSWB    X7, X6, X6
 	VMOVDQU      X6, 80(DX)
+	VEXTRACTI128 $0x01, Y10, X9
+	VPADDD       X9, X10, X10
+	VPSHUFD      $0x4e, X10, X9
+	VPADDD       X9, X10, X10
+	VPSHUFD      $0xb1, X10, X9
+	VPADDD       X9, X10, X10
+	VPSLLD       $0x03, X10, X10
+	VMOVD        X10, (BX)(SI*1)
 	VEXTRACTI128 $0x01, Y8, X9
 	VPADDD       X9, X8, X8
 	VPSHUFD      $0x4e, X8, X9
@@ -1712,6 +1723,8 @@ pair:
 	VPSHUFD      $0xb1, X8, X9
 	VPADDD       X9, X8, X8
 	VPSLLD       $0x03, X8, X8
+	VMOVD        X8, (BX)(SI*2)
+	VPADDD       X10, X8, X8
 	VMOVD        X8, (BX)
 	VPXOR        Y8, Y8, Y8
 	VMOVDQU      128(AX), Y0
@@ -1720,6 +1733,8 @@ pair:
 	VMOVDQU      160(AX), Y1
 	VPMADDWD     Y15, Y1, Y9
 	VPADDD       Y9, Y8, Y8
+	VMOVDQA      Y8, Y10
+	VPXOR        Y8, Y8, Y8
 	VMOVDQU      192(AX), Y2
 	VPMADDWD     Y15, Y2, Y9
 	VPADDD       Y9, Y8, Y8
@@ -1758,6 +1773,14 @@ pair:
 	VEXTRACTI128 $0x01, Y6, X7
 	VPACKUSWB    X7, X6, X6
 	VMOVDQU      X6, 112(DX)
+	VEXTRACTI128 $0x01, Y10, X9
+	VPADDD       X9, X10, X10
+	VPSHUFD      $0x4e, X10, X9
+	VPADDD       X9, X10, X10
+	VPSHUFD      $0xb1, X10, X9
+	VPADDD       X9, X10, X10
+	VPSLLD       $0x03, X10, X10
+	VMOVD        X10, 4(BX)(SI*1)
 	VEXTRACTI128 $0x01, Y8, X9
 	VPADDD       X9, X8, X8
 	VPSHUFD      $0x4e, X8, X9
@@ -1765,6 +1788,8 @@ pair:
 	VPSHUFD      $0xb1, X8, X9
 	VPADDD       X9, X8, X8
 	VPSLLD       $0x03, X8, X8
+	VMOVD        X8, 4(BX)(SI*2)
+	VPADDD       X10, X8, X8
 	VMOVD        X8, 4(BX)
 	ADDQ         $0x00000100, AX
 	ADDQ         $0x00000080, DX

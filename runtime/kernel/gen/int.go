@@ -11,11 +11,12 @@ const (
 	tW, tTail, tS, tTailS        = 0, 32, 64, 96
 	tAct, tN, tQuads, tHasTail   = 128, 136, 144, 152
 	tNext, tNextS                = 160, 168
-	tAcc, tOut, tRowScale        = 176, 184, 192
+	tAcc, tOut, tRowScale, tHalf = 176, 184, 192, 208
 	actQ, actScale, actCodes     = 16, 40, 64
 	actSums, actSize             = 88, 112
 	quadActs                     = 256 // bytes of int8 activations of four blocks
 	perRow, perBlock, per2, per4 = 0, 1, 2, 4
+	perHalf                      = 8 // two scales a block
 )
 
 func init() { families["int"] = intFamily }
@@ -25,9 +26,12 @@ func intFamily() {
 	lanes := dwords("everyFourth", 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12)
 	spread2 := dwords("spreadPairs", 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7)
 	spread4 := dwords("spreadFours", 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)
-	c := consts512{idx, lanes, spread2, spread4}
+	even := dwords("evenScales", 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+	odd := dwords("oddScales", 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+	c := consts512{idx, lanes, spread2, spread4, even, odd}
 	int4 := codes512{128, 3, unpack4, 0x0f0f0f0f}
 	narrow512("int4RowAVX512", int4, perRow, c)
+	narrow512("int4G32AVX512", int4, perHalf, c)
 	narrow512("int4G64AVX512", int4, perBlock, c)
 	narrow512("int4G128AVX512", int4, per2, c)
 	narrow512("int4G256AVX512", int4, per4, c)
@@ -46,7 +50,7 @@ type codes512 struct {
 	mask   uint32
 }
 
-type consts512 struct{ idx, lanes, spread2, spread4 Mem }
+type consts512 struct{ idx, lanes, spread2, spread4, even, odd Mem }
 
 type narrowRegs struct {
 	mask, t0, t1, four reg.VecPhysical
@@ -129,11 +133,14 @@ func narrow512(name string, f codes512, scales int, c consts512) {
 		if f.zero == 2 {
 			VPBROADCASTD(constant(0x04040404), k.four)
 		}
+		if scales == perHalf {
+			VPBROADCASTD(constant(f.mask), mask)
+		}
 		for r := range 4 {
 			row := at.row(t, wAt, r)
 			f.unpack(mem(row, 0), w[4*r:], k)
 		}
-		loadScales512(t, sAt, at.scale, scales, scale, d[3], c)
+		loadScales512(t, sAt, at.scale, scales, scale, d[3], mask, c)
 		eachVector(t, func(act, acc reg.Register) {
 			p := GP64()
 			MOVQ(mem(act, actCodes), p)
@@ -156,8 +163,30 @@ func narrow512(name string, f codes512, scales int, c consts512) {
 				VPACKSSDW(d[2*r+2], d[2*r], d[2*r])
 				VPMADDWD(ones, d[2*r], d[2*r])
 			}
-			VSHUFI32X4(U8(0x88), d[4], d[0], d[1])
+			VSHUFI32X4(U8(0x88), d[4], d[0], d[1]) // the first halves of the blocks
 			VSHUFI32X4(U8(0xdd), d[4], d[0], d[2])
+			if scales == perHalf {
+				half := GP64()
+				MOVQ(mem(t, tHalf), half)
+				MOVQ(mem(act, actSums), p)
+				ADDQ(at.quad, p)
+				VMOVUPS(mem(acc, 0), d[0])
+				for h, s := range []reg.VecPhysical{scale, mask} {
+					sum := d[1+h]
+					VPERMD(sum, order, sum)
+					ADDQ(half, p)
+					VBROADCASTI32X4(mem(p, 0), d[3])
+					VPSUBD(d[3], sum, sum)
+					VCVTDQ2PS(sum, sum)
+					x := GP64()
+					MOVQ(mem(act, actScale), x)
+					VBROADCASTF32X4(memX(x, at.quad, 1, 0), d[3])
+					VMULPS(d[3], s, d[3])
+					VFMADD231PS(d[3], sum, d[0])
+				}
+				VMOVUPS(d[0], mem(acc, 0))
+				return
+			}
 			VPADDD(d[1], d[2], d[1])
 			VPERMD(d[1], order, d[1])
 			MOVQ(mem(act, actSums), p)
@@ -197,7 +226,7 @@ func narrow512(name string, f codes512, scales int, c consts512) {
 }
 
 // loadScales512 sets scale to those of the four rows' four blocks.
-func loadScales512(t reg.Register, sAt int, off reg.Register, scales int, scale, tmp reg.VecPhysical, c consts512) {
+func loadScales512(t reg.Register, sAt int, off reg.Register, scales int, scale, tmp, second reg.VecPhysical, c consts512) {
 	if scales == perRow {
 		return
 	}
@@ -212,6 +241,16 @@ func loadScales512(t reg.Register, sAt int, off reg.Register, scales int, scale,
 		for r := 1; r < 4; r++ {
 			VINSERTF32X4(Imm(uint64(r)), row(r), scale, scale)
 		}
+	case perHalf: // of each block's halves to scale and second
+		VMOVUPS(row(0), scale.AsY())
+		VINSERTF64X4(Imm(1), row(1), scale, scale)
+		VMOVUPS(row(2), tmp.AsY())
+		VINSERTF64X4(Imm(1), row(3), tmp, tmp)
+		VMOVDQU32(c.odd, second)
+		VPERMI2PS(tmp, scale, second)
+		VMOVDQU32(c.even, reg.Z27)
+		VPERMI2PS(tmp, scale, reg.Z27)
+		VMOVAPS(reg.Z27, scale)
 	case per2:
 		for h := range 2 {
 			x := scale.AsX()
@@ -265,6 +304,14 @@ func prefetch(ahead reg.Register, bytes int) {
 	ADDQ(U32(uint32(bytes)), ahead)
 }
 
+// scaleBytes is the size of a row's scales of a quad.
+func scaleBytes(scales int) int {
+	if scales == perHalf {
+		return 32
+	}
+	return 16 / scales
+}
+
 // eachQuad runs body for the whole quads of the rows, then for the padded one.
 // bytes is the size of a quad's codes in a row.
 func (p place) eachQuad(t reg.Register, rows, bytes int, body func(wAt, sAt, scales int), scales int) {
@@ -273,13 +320,13 @@ func (p place) eachQuad(t reg.Register, rows, bytes int, body func(wAt, sAt, sca
 	Label("quad")
 	prefetch(p.ahead, rows*bytes)
 	if scales != perRow {
-		prefetch(p.aheadS, rows*16/scales)
+		prefetch(p.aheadS, rows*scaleBytes(scales))
 	}
 	label = "vector"
 	body(tW, tS, scales)
 	ADDQ(U32(uint32(bytes)), p.weight)
 	if scales != perRow {
-		ADDQ(Imm(uint64(16/scales)), p.scale)
+		ADDQ(Imm(uint64(scaleBytes(scales))), p.scale)
 	}
 	ADDQ(U32(quadActs), p.act)
 	ADDQ(Imm(16), p.quad)
@@ -291,7 +338,7 @@ func (p place) eachQuad(t reg.Register, rows, bytes int, body func(wAt, sAt, sca
 	XORQ(p.weight, p.weight)
 	XORQ(p.scale, p.scale)
 	label = "lastvector"
-	if scales != perRow {
+	if scales != perRow && scales != perHalf {
 		scales = perBlock
 	}
 	body(tTail, tTailS, scales)

@@ -8,7 +8,10 @@ import (
 
 var ymm = []reg.VecPhysical{reg.Y0, reg.Y1, reg.Y2, reg.Y3, reg.Y4, reg.Y5, reg.Y6, reg.Y7, reg.Y8, reg.Y9, reg.Y10, reg.Y11, reg.Y12, reg.Y13, reg.Y14, reg.Y15}
 
+var halves Mem
+
 func avx2Family() {
+	halves = dwords("halfScales", 0, 2, 4, 6, 1, 3, 5, 7)
 	ones := dwords("onesWords", repeated(0x00010001, 8)...)
 	nibbles := dwords("maskNibbles", repeated(0x0f0f0f0f, 8)...)
 	pairs := dwords("maskPairs", repeated(0x03030303, 8)...)
@@ -19,7 +22,7 @@ func avx2Family() {
 	for _, k := range []struct {
 		name   string
 		scales int
-	}{{"int4RowAVX2", perRow}, {"int4G64AVX2", perBlock}, {"int4G128AVX2", per2}, {"int4G256AVX2", per4}} {
+	}{{"int4RowAVX2", perRow}, {"int4G32AVX2", perHalf}, {"int4G64AVX2", perBlock}, {"int4G128AVX2", per2}, {"int4G256AVX2", per4}} {
 		narrow256(k.name, 128, 3, k.scales, ones, nibbles, nil)
 	}
 	low := func(raw Mem, even, odd, tmp reg.VecPhysical) {
@@ -59,8 +62,7 @@ func narrow256(name string, bytes, zero, scales int, ones, nibbles Mem, unpack f
 	if unpack != nil {
 		codes = AllocLocal(512)
 	}
-	one, scale := reg.Y15, reg.Y14
-	VMOVDQU(ones, one)
+	scale, second := reg.Y14, reg.Y15
 	clearAcc(t, reg.Y0)
 	at := start(t)
 	at.eachQuad(t, 2, bytes, func(wAt, sAt, scales int) {
@@ -83,6 +85,12 @@ func narrow256(name string, bytes, zero, scales int, ones, nibbles Mem, unpack f
 		}
 		tmp := reg.Y13
 		switch scales {
+		case perHalf: // of each block's halves to scale and second
+			VMOVDQU(halves, second)
+			VPERMPS(row(0), second, scale)
+			VPERMPS(row(1), second, tmp)
+			VPERM2F128(U8(0x31), tmp, scale, second)
+			VPERM2F128(U8(0x20), tmp, scale, scale)
 		case perBlock:
 			VMOVUPS(row(0), scale.AsX())
 			VINSERTF128(Imm(1), row(1), scale, scale)
@@ -126,13 +134,34 @@ func narrow256(name string, bytes, zero, scales int, ones, nibbles Mem, unpack f
 				VSHUFPS(U8(0x88), b, a, tmp)
 				VSHUFPS(U8(0xdd), b, a, a)
 				VPADDW(tmp, a, a)
-				VPMADDWD(one, a, a)
+				VPMADDWD(ones, a, a)
 				if r == 0 {
 					VMOVDQA(a, row0)
 				}
 			}
 			VPERM2I128(U8(0x20), d, row0, tmp)
 			VPERM2I128(U8(0x31), d, row0, d)
+			if scales == perHalf {
+				half := GP64()
+				MOVQ(mem(t, tHalf), half)
+				MOVQ(mem(act, actSums), p)
+				ADDQ(at.quad, p)
+				VMOVUPS(mem(acc, 0), row0)
+				for _, h := range [][2]reg.VecPhysical{{tmp, scale}, {d, second}} {
+					sum := h[0]
+					ADDQ(half, p)
+					VBROADCASTI128(mem(p, 0), reg.Y10)
+					VPSUBD(reg.Y10, sum, sum)
+					VCVTDQ2PS(sum, sum)
+					x := GP64()
+					MOVQ(mem(act, actScale), x)
+					VBROADCASTF128(memX(x, at.quad, 1, 0), reg.Y10)
+					VMULPS(reg.Y10, h[1], reg.Y10)
+					VFMADD231PS(reg.Y10, sum, row0)
+				}
+				VMOVUPS(row0, mem(acc, 0))
+				return
+			}
 			VPADDD(tmp, d, d)
 			MOVQ(mem(act, actSums), p)
 			VBROADCASTI128(memX(p, at.quad, 1, 0), tmp)

@@ -429,8 +429,8 @@ func quantizeBlocks(v *width) {
 	if v.wide() {
 		return
 	}
-	text("pack"+v.suffix, "q *int16, pairs int, codes *int8, sums *int32", "makes the int8 form of pairs of blocks.")
-	q, n, codes, sums := arg("q"), arg("pairs"), arg("codes"), arg("sums")
+	text("pack"+v.suffix, "q *int16, pairs int, codes *int8, sums *int32, half int", "makes the int8 form of pairs of blocks; the sums of half blocks follow half bytes behind those of blocks.")
+	q, n, codes, sums, half := arg("q"), arg("pairs"), arg("codes"), arg("sums"), arg("half")
 	y := ymm
 	byte0, ones := y[14], y[15]
 	VBROADCASTSS(pattern(0xff), byte0)
@@ -442,6 +442,10 @@ func quantizeBlocks(v *width) {
 			VMOVDQU(mem(q, 128*b+32*i), y[i])
 			VPMADDWD(ones, y[i], y[9])
 			VPADDD(y[9], y[8], y[8])
+			if i == 1 {
+				VMOVDQA(y[8], y[10])
+				VPXOR(y[8], y[8], y[8])
+			}
 		}
 		for h := 0; h < 4; h += 2 { // even columns are the low words of the dwords
 			VPAND(byte0, y[h], y[4])
@@ -458,13 +462,17 @@ func quantizeBlocks(v *width) {
 				VMOVDQU(xmm[r], mem(codes, 32*b+64*k+8*h))
 			}
 		}
-		VEXTRACTI128(Imm(1), y[8], xmm[9])
-		VPADDD(xmm[9], xmm[8], xmm[8])
-		VPSHUFD(U8(0x4e), xmm[8], xmm[9])
-		VPADDD(xmm[9], xmm[8], xmm[8])
-		VPSHUFD(U8(0xb1), xmm[8], xmm[9])
-		VPADDD(xmm[9], xmm[8], xmm[8])
-		VPSLLD(Imm(3), xmm[8], xmm[8])
+		for k, h := range []int{10, 8} {
+			VEXTRACTI128(Imm(1), y[h], xmm[9])
+			VPADDD(xmm[9], xmm[h], xmm[h])
+			VPSHUFD(U8(0x4e), xmm[h], xmm[9])
+			VPADDD(xmm[9], xmm[h], xmm[h])
+			VPSHUFD(U8(0xb1), xmm[h], xmm[9])
+			VPADDD(xmm[9], xmm[h], xmm[h])
+			VPSLLD(Imm(3), xmm[h], xmm[h])
+			VMOVD(xmm[h], memX(sums, half, uint8(1+k), 4*b))
+		}
+		VPADDD(xmm[10], xmm[8], xmm[8])
 		VMOVD(xmm[8], mem(sums, 4*b))
 	}
 	ADDQ(U32(256), q)

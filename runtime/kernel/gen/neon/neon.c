@@ -27,6 +27,7 @@ typedef struct {
 	const char *next, *next_s;
 	float *acc, *out;
 	float row_scale[4];
+	int64_t half; // bytes between the sums of blocks and those of halves
 } tile;
 
 typedef struct {
@@ -38,7 +39,7 @@ typedef struct {
 	float *out;
 } float_tile;
 
-enum { ROW = 0, G64 = 1, G128 = 2, G256 = 4 };
+enum { ROW = 0, G64 = 1, G128 = 2, G256 = 4, G32 = 8 };
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -67,6 +68,25 @@ INLINE void quad4(const tile *t, const uint8_t *w, const float *s, int64_t at, i
 	for (int64_t i = t->n; i > 0; i--, a++, acc += 16) {
 		const int8_t *q = a->codes + 256 * quad;
 		int32x4_t d[4];
+		if (mode == G32) {
+			int32x4_t d2[4];
+#pragma clang loop unroll(full)
+			for (int b = 0; b < 4; b++) {
+				const int8_t *p = q + 128 * (b / 2) + 32 * (b % 2);
+				d[b] = vdotq_s32(vdotq_s32(vdupq_n_s32(0), c[4 * b], vld1q_s8(p)), c[4 * b + 2], vld1q_s8(p + 64));
+				d2[b] = vdotq_s32(vdotq_s32(vdupq_n_s32(0), c[4 * b + 1], vld1q_s8(p + 16)), c[4 * b + 3], vld1q_s8(p + 80));
+			}
+			int32x4_t first = vpaddq_s32(vpaddq_s32(d[0], d[1]), vpaddq_s32(d[2], d[3]));
+			int32x4_t second = vpaddq_s32(vpaddq_s32(d2[0], d2[1]), vpaddq_s32(d2[2], d2[3]));
+			const int32_t *sums = (const int32_t *)((const char *)(a->sums + 4 * quad) + t->half);
+			first = vsubq_s32(first, vld1q_s32(sums));
+			second = vsubq_s32(second, vld1q_s32((const int32_t *)((const char *)sums + t->half)));
+			float32x4_t x = vld1q_f32(a->scale + 4 * quad);
+			float32x4x2_t g = vld2q_f32(s + 8 * at);
+			float32x4_t sum = vfmaq_f32(vld1q_f32(acc), vmulq_f32(x, g.val[0]), vcvtq_f32_s32(first));
+			vst1q_f32(acc, vfmaq_f32(sum, vmulq_f32(x, g.val[1]), vcvtq_f32_s32(second)));
+			continue;
+		}
 #pragma clang loop unroll(full)
 		for (int b = 0; b < 4; b++) {
 			const int8_t *p = q + 128 * (b / 2) + 32 * (b % 2);
@@ -141,18 +161,19 @@ INLINE void int4(const tile *t, int mode) {
 #pragma clang loop unroll(disable)
 	for (; q < t->quads; q++) {
 		ask(&next, 512);
-		if (mode != ROW) ask(&next_s, 64 / mode);
+		if (mode != ROW) ask(&next_s, mode == G32 ? 128 : 64 / mode);
 #pragma clang loop unroll(disable)
 		for (int64_t r = 0; r < 4; r++) quad4(t, t->w[r] + 128 * q, t->s[r], q, q, mode, r);
 	}
 	if (t->has_tail) {
 #pragma clang loop unroll(disable)
-		for (int64_t r = 0; r < 4; r++) quad4(t, t->tail[r], t->tail_s[r], 0, q, mode == ROW ? ROW : G64, r);
+		for (int64_t r = 0; r < 4; r++) quad4(t, t->tail[r], t->tail_s[r], 0, q, mode == ROW || mode == G32 ? mode : G64, r);
 	}
 	finish(t);
 }
 
 KERNEL int4RowNEON(const tile *t) { int4(t, ROW); }
+KERNEL int4G32NEON(const tile *t) { int4(t, G32); }
 KERNEL int4G64NEON(const tile *t) { int4(t, G64); }
 KERNEL int4G128NEON(const tile *t) { int4(t, G128); }
 KERNEL int4G256NEON(const tile *t) { int4(t, G256); }
@@ -351,17 +372,20 @@ KERNEL packNEON(const vec *v) {
 	for (int64_t n = v->n; n > 0; n--, q += 128, codes += 128, sums += 2) {
 #pragma clang loop unroll(full)
 		for (int b = 0; b < 2; b++) {
-			int32x4_t sum = vdupq_n_s32(0);
+			int32_t half[2];
 #pragma clang loop unroll(full)
 			for (int h = 0; h < 2; h++) {
+				int32x4_t sum = vdupq_n_s32(0);
 				const int16_t *p = q + 64 * b + 32 * h;
 				int16x8_t k0 = vld1q_s16(p), k1 = vld1q_s16(p + 8), k2 = vld1q_s16(p + 16), k3 = vld1q_s16(p + 24);
 				sum = vpadalq_s16(vpadalq_s16(vpadalq_s16(vpadalq_s16(sum, k0), k1), k2), k3);
+				half[h] = vaddvq_s32(sum) * 8;
+				*(int32_t *)((char *)(sums + b) + v->stride * (1 + h)) = half[h];
 				int16x8_t even0 = vuzp1q_s16(k0, k1), odd0 = vuzp2q_s16(k0, k1), even1 = vuzp1q_s16(k2, k3), odd1 = vuzp2q_s16(k2, k3);
 				vst1q_s8(codes + 32 * b + 16 * h, vcombine_s8(vmovn_s16(even0), vmovn_s16(even1)));
 				vst1q_s8(codes + 32 * b + 16 * h + 64, vcombine_s8(vmovn_s16(odd0), vmovn_s16(odd1)));
 			}
-			sums[b] = vaddvq_s32(sum) * 8;
+			sums[b] = half[0] + half[1];
 		}
 	}
 }
