@@ -202,10 +202,23 @@ func (p *part) resolve() Problems {
 		}
 		problems = append(problems, &Error{Kind: ErrCorrupt, Path: p.dir, Tensor: name, What: "held by several shards and " + why, Found: strings.Join(found, ", "), Wanted: "one"})
 	}
+	p.hide()
 	if stale := p.staleEntries(holders); stale > 0 {
 		p.warnings = append(p.warnings, fmt.Sprintf("%s: %d tensors of the index are not in the shard that it names", filepath.Join(p.dir, indexName), stale))
 	}
 	return problems
+}
+
+// hide drops scales that are not the winner's: where the index lists a matrix
+// without scales, those that another shard still holds belong to the matrix
+// that was replaced.
+func (p *part) hide() {
+	for name := range p.index {
+		q, n := p.tensors[name+ScaleSuffix], p.tensors[name]
+		if _, listed := p.index[name+ScaleSuffix]; q != nil && !listed && n != nil && n.DType != DTypeU8 && n.Shard != q.Shard {
+			delete(p.tensors, name+ScaleSuffix)
+		}
+	}
 }
 
 func (p *part) staleEntries(holders map[string][]*Tensor) int {

@@ -600,6 +600,38 @@ func TestOverlayInsideTheSnapshot(t *testing.T) {
 	}
 }
 
+// TestIndexHidesScales: plain floats over a quantised matrix, and what a killed
+// overlay left over plain floats.
+func TestIndexHidesScales(t *testing.T) {
+	packed := Spec{Int8Row, 2, 128, 0}
+	plain := Entry{"w", DTypeBF16, []int{2, 128}}
+	for _, c := range []struct {
+		name string
+		over []Entry
+		base []Entry
+		to   string
+		want ID
+	}{
+		{"floats over codes", []Entry{plain}, pair("w", packed), "kvb-00000.safetensors", BF16},
+		{"codes beside floats", pair("w", packed), []Entry{plain}, "out-00000.safetensors", BF16},
+		{"floats beside codes", []Entry{plain}, pair("w", packed), "out-00000.safetensors", Int8Row},
+	} {
+		dir := t.TempDir()
+		writeShard(t, dir+"/out-00000.safetensors", nil, c.base...)
+		writeShard(t, dir+"/kvb-00000.safetensors", nil, c.over...)
+		index := map[string]string{"w": c.to}
+		if c.want == Int8Row {
+			index["w.qs"] = c.to
+		}
+		writeIndex(t, dir, index)
+		s := openSnapshot(t, dir)
+		got, err := s.Spec("w", 2, 128)
+		if err != nil || got.Format != c.want || (s.Tensor("w.qs") != nil) != (c.want == Int8Row) || len(s.Warnings) > 0 {
+			t.Errorf("%s: %v, %v, names %v, warnings %v", c.name, got, err, s.Names(), s.Warnings)
+		}
+	}
+}
+
 func TestWhatCountsAsAShard(t *testing.T) {
 	dir := t.TempDir()
 	writeShard(t, dir+"/b.safetensors", nil, vec("b", 1))
