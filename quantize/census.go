@@ -107,8 +107,14 @@ func find(snap *format.Snapshot, w Want) (Found, error) {
 		return f, err
 	}
 	f.Tensor, f.Scales, f.Offset = s.Tensor, s.Scales, s.Offset
-	f.Spec = format.Spec{Format: sourceFormats[s.DType], Rows: s.Rows, Cols: s.Cols}
+	f.Spec = s.Stored
 	return f, nil
+}
+
+// Source is the tensor as something to convert from.
+func (f *Found) Source() *Source {
+	return &Source{Name: f.Name, Rows: f.Spec.Rows, Cols: f.Spec.Cols, DType: f.Tensor.DType, Stored: f.Spec,
+		Tensor: f.Tensor, Offset: f.Offset, Scales: f.Scales}
 }
 
 // sourceFormats is the weight format that a checkpoint's element type is.

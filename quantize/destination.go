@@ -103,7 +103,10 @@ func (d *Destination) inspect(p *Plan, overwrite bool) error {
 	conflict := func(what, found string) error {
 		return &format.Error{Kind: format.ErrConflict, Path: d.Dir, What: what, Found: found}
 	}
+	overlays, _ := Overlays(d.Dir)
 	switch {
+	case len(shards) > 0 && len(overlays) > 0:
+		return conflict("has an overlay; \"convert overlay --remove "+overlays[0].Name+"\" takes it out", summary(shards))
 	case len(shards) > 0:
 		return conflict("holds shards that no conversion recorded; move them away", summary(shards))
 	case !d.recorded && len(strangers) > 0 && !overwrite:

@@ -223,6 +223,9 @@ func (j *job) progress(n int64) {
 // encodes and writes blocks of its own, so that reading, computing and writing
 // overlap while no more than a few blocks are in memory.
 func (j *job) fill(ctx context.Context, w *format.Writer, s *OutShard) error {
+	if err := ctx.Err(); err != nil { // the blocks of a small shard might outrun it
+		return err
+	}
 	return eachBlock(ctx, s.Items, j.opts.Threads, func() func(block) error {
 		var c converter
 		return func(b block) error {
@@ -319,11 +322,10 @@ func (c *converter) convert(out *format.Writer, b block) error {
 		if err := it.Source.ReadCodes(b.row, b.rows, m.W); err != nil {
 			return err
 		}
-		grid, err := it.Source.ReadScales()
-		if err != nil {
+		var err error
+		if m.S, err = it.Source.ReadScales(&c.source, b.row/max(spec.Format.Info().BlockRows, 1), spec.ScaleRows()); err != nil {
 			return err
 		}
-		m.S = grid[b.row/fp8Block*spec.ScaleCols():][:spec.Scales()]
 	} else {
 		codec, err := CodecFor(spec.Format)
 		if err != nil {

@@ -35,6 +35,7 @@ type Manifest struct {
 	Plan       string            `json:"plan"` // SHA-256 of every name, format and place
 	Source     []SourceFile      `json:"source"`
 	Files      []SourceFile      `json:"files"`
+	Merged     []string          `json:"merged_overlays,omitempty"` // folded into the shards since
 
 	Shards   []FinishedShard `json:"shards"`             // durable under their names
 	Replaces []string        `json:"replaces,omitempty"` // shards of an overwritten job that still have to go
@@ -157,7 +158,10 @@ func (m *Manifest) write(dir string) error {
 // differences lists the fields in which two jobs differ, with the recorded and
 // the requested value of each.
 func (m *Manifest) differences(requested *Manifest) format.Problems {
-	a, b := m.fields(), requested.fields()
+	return differences(m.fields(), requested.fields())
+}
+
+func differences(a, b map[string]string) format.Problems {
 	var problems format.Problems
 	names := slices.Sorted(maps.Keys(a))
 	for name := range b {
@@ -191,10 +195,17 @@ func orNone(s string) string {
 func (m *Manifest) fields() map[string]string {
 	job := *m
 	job.Shards, job.Replaces = nil, nil
+	return jobFields(job, "shards")
+}
+
+// jobFields flattens a record, leaving some of its members out.
+func jobFields(job any, without ...string) map[string]string {
 	data, _ := json.Marshal(job) // strings and numbers always marshal
 	var tree map[string]any
 	_ = json.Unmarshal(data, &tree)
-	delete(tree, "shards")
+	for _, name := range without {
+		delete(tree, name)
+	}
 	flat := map[string]string{}
 	flatten(flat, "", tree)
 	return flat

@@ -18,10 +18,12 @@ type Item struct {
 	// Spec is what is written. A tensor without rows to quantise is one row of
 	// plain floats.
 	Spec format.Spec
-	// PassThrough says that the source's FP8 codes and scales go through unchanged.
+	// PassThrough says that the source's codes and scales go through unchanged.
 	PassThrough bool
 	// Instead says why the format has another name than the recipe asked for.
 	Instead string
+	// HeadRows is the rows of one attention head, 0 where errors per head say nothing.
+	HeadRows int
 }
 
 // Params is the number of weights.
@@ -77,6 +79,8 @@ type PlanOptions struct {
 	MaxShard       int64 // bytes of a shard; 0 is DefaultMaxShard
 	AllowAmbiguous bool  // write what only its stamp tells from another format
 	AllowBigger    bool  // quantise even if that makes nothing smaller
+	// AllowRequantize converts a converted container, from its decoded values.
+	AllowRequantize bool
 }
 
 // DefaultMaxShard is the size at which a shard is full, in bytes.
@@ -92,7 +96,8 @@ type Plan struct {
 	Dropped  []Want // tensors of the checkpoint that the recipe leaves out
 	Warnings []string
 
-	snap *format.Snapshot
+	snap       *format.Snapshot
+	eachTensor bool // Verify gives the error of every tensor
 }
 
 // NewPlan decides a conversion of the tensors that an architecture wants,
@@ -102,10 +107,11 @@ func NewPlan(snap *format.Snapshot, wants []Want, recipe *Recipe, opts PlanOptio
 		opts.MaxShard = DefaultMaxShard
 	}
 	p := &planner{Plan: Plan{Recipe: recipe, Options: opts, Warnings: slices.Clone(snap.Warnings), snap: snap}}
-	if snap.Converted() {
+	if snap.Converted() && !opts.AllowRequantize {
 		return nil, &format.Error{Kind: format.ErrUsage, Path: snap.Dir, What: "is a converted container already",
-			Wanted: "the checkpoint that it was made from"}
+			Wanted: "the checkpoint that it was made from; or convert overlay, which replaces some of its tensors; or --allow-requantize, which adds a second loss to the first"}
 	}
+	p.settle(wants)
 	if opts.MaxShard < 0 {
 		p.fail(format.ErrUsage, "", "largest shard", fmt.Sprint(opts.MaxShard), "a number of bytes above 0")
 	}
@@ -114,6 +120,7 @@ func NewPlan(snap *format.Snapshot, wants []Want, recipe *Recipe, opts PlanOptio
 	p.ambiguous()
 	p.sizes()
 	p.mtp(wants)
+	p.requantised()
 	p.files()
 	if err := p.problems.Err(); err != nil {
 		return nil, err
@@ -125,6 +132,51 @@ func NewPlan(snap *format.Snapshot, wants []Want, recipe *Recipe, opts PlanOptio
 type planner struct {
 	Plan
 	problems format.Problems
+	settled  map[string]*Found // packed matrices of the source as its census reads them
+}
+
+// settle reads the packed matrices of a source: a census knows the group sizes
+// that the bytes of one matrix do not tell.
+func (p *planner) settle(wants []Want) {
+	if !p.snap.Converted() {
+		return
+	}
+	census, _ := TakeCensus(p.snap, wants) // what is wrong shows when it is opened
+	p.settled = map[string]*Found{}
+	for i := range census.Found {
+		if f := &census.Found[i]; f.Tensor.DType == format.DTypeU8 {
+			p.settled[f.Name] = f
+		}
+	}
+	for _, r := range census.Uncertain {
+		p.warn("%s", r)
+	}
+}
+
+// open is OpenSource as the census reads it.
+func (p *planner) open(w Want) (*Source, error) {
+	f := p.settled[w.Name]
+	if f == nil {
+		return OpenSource(p.snap, w)
+	}
+	if _, err := CodecFor(f.Spec.Format); err != nil {
+		return nil, &format.Error{Kind: format.ErrUnsupported, Path: f.Tensor.Shard.Path, Tensor: w.Name, What: "cannot be read", Err: err}
+	}
+	return f.Source(), nil
+}
+
+// requantised says what is quantised a second time.
+func (p *planner) requantised() {
+	names := map[string][]string{}
+	for i := range p.Items {
+		if it := &p.Items[i]; it.Source.Packed() && !it.PassThrough {
+			from := it.Source.Stored.Name()
+			names[from] = append(names[from], it.Want.Name)
+		}
+	}
+	for _, from := range slices.Sorted(maps.Keys(names)) {
+		p.warn("decoded from %s and encoded again, which adds a second loss to the first: %s", from, strings.Join(Collapse(names[from]), ", "))
+	}
 }
 
 func (p *planner) fail(kind error, tensor, what, found, wanted string) {
@@ -168,7 +220,7 @@ func (p *planner) items(wants []Want) {
 		case w.Tied != "":
 			p.warn("%s is there although the embeddings are tied: it is converted and used", w.Name)
 		}
-		source, err := OpenSource(p.snap, w)
+		source, err := p.open(w)
 		switch {
 		case errors.Is(err, format.ErrUnsupported):
 			if census[t.DType] == nil {
@@ -207,7 +259,7 @@ func newItem(w Want, source *Source, c Choice) Item {
 		it.Spec = plain
 		it.Instead = fmt.Sprintf("a row of %d columns has one group: the same bytes as %s", source.Cols, c)
 	}
-	it.PassThrough = c.Format == format.FP8 && source.DType == format.DTypeFP8
+	it.PassThrough = source.Scales != nil && it.Spec == source.Stored
 	return it
 }
 
@@ -284,8 +336,9 @@ func (p *planner) unknown(wants []Want) {
 	var strangers, beyond, orphans, ignored []string
 	for _, name := range p.snap.Names() {
 		base, scale := strings.CutSuffix(name, fp8ScaleSuffix)
+		packed, isPair := strings.CutSuffix(name, format.ScaleSuffix)
 		switch t := p.snap.Tensor(base); {
-		case known[name]:
+		case known[name], isPair && known[packed] && p.settled[packed] != nil:
 		case scale && t != nil && t.DType == format.DTypeFP8:
 		case scale:
 			orphans = append(orphans, name)
@@ -386,7 +439,7 @@ func (p *planner) sizes() {
 
 // mtp says what is known to go wrong with multi-token-prediction blocks.
 func (p *planner) mtp(wants []Want) {
-	var low, absent []string
+	var absent []string
 	present := 0
 	for _, w := range wants {
 		if c, _ := p.Recipe.Choose(w); !w.MTP || c.Drop || w.Role == Embed || w.Role == Head || w.Role == Indexer {
@@ -404,6 +457,12 @@ func (p *planner) mtp(wants []Want) {
 	case len(absent) > 0:
 		p.warn("the MTP block is incomplete and of no use: missing %s", strings.Join(Collapse(absent), ", "))
 	}
+	p.lowMTP()
+}
+
+// lowMTP warns of one scale a row at few bits in the MTP block.
+func (p *planner) lowMTP() {
+	var low []string
 	for i := range p.Items {
 		it := &p.Items[i]
 		if f := it.Spec.Format; it.Want.MTP && it.Instead == "" && (f == format.Int4Row || f == format.Int2Row) {

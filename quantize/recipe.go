@@ -194,6 +194,20 @@ func roleList() string {
 	return strings.Join(names, ", ")
 }
 
+// ParseChoice reads a format that can be written, "int4-grouped/64"; group is
+// what int4-grouped without a size means, 0 for int4-row. Everything else is
+// format.ErrUsage.
+func ParseChoice(text string, group int) (Choice, error) {
+	if group != 0 && !slices.Contains(format.GroupSizes, group) {
+		return Choice{}, &format.Error{Kind: format.ErrUsage, What: "--group-size", Found: strconv.Itoa(group), Wanted: fmt.Sprintf("0 (one scale a row) or one of %v", format.GroupSizes)}
+	}
+	c, err := parseChoice(text, group)
+	if err != nil || c.Drop {
+		return Choice{}, &format.Error{Kind: format.ErrUsage, What: "--format", Found: fmt.Sprintf("%q", text), Wanted: writable()}
+	}
+	return c, nil
+}
+
 // parseChoice reads "drop" or a format that can be written; group is what
 // int4-grouped without a size means, 0 for int4-row.
 func parseChoice(text string, group int) (Choice, error) {

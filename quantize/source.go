@@ -1,6 +1,7 @@
 package quantize
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -8,20 +9,26 @@ import (
 	"hawkmoth/format"
 )
 
-// Source is a matrix [Rows, Cols] of a checkpoint, whatever its dtype, read
-// row by row as float32. A tensor without rows to quantise is one row.
+// Source is a matrix [Rows, Cols] of a checkpoint or a container, whatever it
+// is held as, read row by row as float32. A tensor without rows to quantise is
+// one row.
 //
 // An FP8 matrix has a grid of scales [⌈Rows/128⌉, ⌈Cols/128⌉] that multiply
 // its codes, in the tensor of the same name with "_scale_inv", in any shard.
+// A packed matrix has its scales in the tensor with ".qs".
 type Source struct {
 	Name       string
 	Rows, Cols int
 	DType      format.DType
+	Stored     format.Spec // what Tensor holds; a checkpoint's FP8 is fp8-e4m3-b128
 
 	Tensor *format.Tensor
 	Offset int64          // of the first row in Tensor, bytes
-	Scales *format.Tensor // nil unless DType is FP8
+	Scales *format.Tensor // nil for plain floats
 }
+
+// Packed says whether the source is a container's codes, quantised already.
+func (s *Source) Packed() bool { return s.DType == format.DTypeU8 }
 
 // SourceBuffer is the memory that reading needs, to be used again; each
 // goroutine has its own. The zero value is ready.
@@ -38,9 +45,11 @@ var widen = map[format.DType]func(dst []float32, src []byte){
 }
 
 // OpenSource finds a wanted tensor in a checkpoint, by its own name or as rows
-// of a fused 3-D tensor [E, rows, in], and validates it; nothing but headers is
-// read. Errors are format.ErrIncomplete for an absent tensor or scale grid,
-// ErrUnsupported for a dtype, ErrCorrupt for a shape.
+// of a fused 3-D tensor [E, rows, in], or as codes and scales in a container,
+// and validates it; nothing but headers is read. Errors are
+// format.ErrIncomplete for an absent tensor or scale grid, ErrUnsupported for a
+// dtype, ErrCorrupt for a shape. Codes whose group size the bytes do not tell
+// are read as Snapshot.Spec does; Census.Found knows better.
 func OpenSource(snap *format.Snapshot, w Want) (*Source, error) {
 	s := &Source{Name: w.Name, Rows: 1, Cols: 1, Tensor: snap.Tensor(w.Name)}
 	if w.Matrix() {
@@ -58,6 +67,12 @@ func OpenSource(snap *format.Snapshot, w Want) (*Source, error) {
 		return nil, snap.Missing(w.Name)
 	}
 	s.DType = s.Tensor.DType
+	if s.Scales = snap.Tensor(w.Name + format.ScaleSuffix); s.Packed() && s.Scales != nil {
+		var err error
+		s.Stored, err = snap.Spec(w.Name, s.Rows, s.Cols)
+		return s, err
+	}
+	s.Scales, s.Stored = nil, format.Spec{Format: sourceFormats[s.DType], Rows: s.Rows, Cols: s.Cols}
 	if widen[s.DType] == nil && (s.DType != format.DTypeFP8 || fused || !w.Matrix()) {
 		what := "dtype of a weight"
 		if fused {
@@ -99,7 +114,7 @@ func (s *Source) findScales(snap *format.Snapshot) error {
 	if s.Scales == nil {
 		return s.fail(format.ErrIncomplete, "FP8 codes without their scales "+name, "", "")
 	}
-	grid := []int{s.spec().ScaleRows(), s.spec().ScaleCols()}
+	grid := []int{s.Stored.ScaleRows(), s.Stored.ScaleCols()}
 	if !slices.Equal(s.Scales.Shape, grid) {
 		return s.fail(format.ErrCorrupt, fmt.Sprintf("scale grid %s of a matrix [%d %d]", name, s.Rows, s.Cols),
 			fmt.Sprint(s.Scales.Shape), fmt.Sprintf("%v: ⌈%d/128⌉ × ⌈%d/128⌉", grid, s.Rows, s.Cols))
@@ -110,11 +125,7 @@ func (s *Source) findScales(snap *format.Snapshot) error {
 	return nil
 }
 
-func (s *Source) spec() format.Spec {
-	return format.Spec{Format: format.FP8, Rows: s.Rows, Cols: s.Cols}
-}
-
-func (s *Source) rowBytes() int64 { return int64(s.Cols) * int64(s.DType.Bits()/8) }
+func (s *Source) rowBytes() int64 { return int64(s.Stored.RowBytes()) }
 
 // Bytes is what reading the whole matrix reads from disk, scales included.
 func (s *Source) Bytes() int64 {
@@ -151,36 +162,42 @@ func (s *Source) read(buf *SourceBuffer, row, n int, dst []float32) error {
 		widen[s.DType](dst, buf.raw)
 		return nil
 	}
-	codes := buf.raw
-	blocks, top := s.spec().ScaleCols(), row/fp8Block
-	if err := s.readScales(buf, top, (row+n+fp8Block-1)/fp8Block-top); err != nil {
+	codec, err := CodecFor(s.Stored.Format)
+	if err != nil {
 		return err
 	}
+	high := max(s.Stored.Format.Info().BlockRows, 1)
+	top := row / high
+	if err := s.readScales(buf, top, (row+n+high-1)/high-top); err != nil {
+		return err
+	}
+	m := Matrix{Spec: s.Stored, W: buf.raw}
+	scales, code := s.Stored.ScaleCols(), s.Stored.RowBytes()
 	for i := range n {
-		grid := buf.scales[((row+i)/fp8Block-top)*blocks:]
-		fp8Scaled(dst[i*s.Cols:(i+1)*s.Cols], codes[i*s.Cols:(i+1)*s.Cols], grid[:blocks])
+		m.S, m.W = buf.scales[((row+i)/high-top)*scales:], buf.raw[i*code:]
+		codec.Decode(m, 0, dst[i*s.Cols:(i+1)*s.Cols])
 	}
 	return nil
 }
 
 // readScales reads n rows of the scale grid into buf.scales.
 func (s *Source) readScales(buf *SourceBuffer, row, n int) error {
-	count, width := n*s.spec().ScaleCols(), s.Scales.DType.Bits()/8
+	count, width := n*s.Stored.ScaleCols(), s.Scales.DType.Bits()/8
 	buf.grid, buf.scales = resize(buf.grid, count*width), resize(buf.scales, count)
-	if err := s.readAt(s.Scales, buf.grid, int64(row*s.spec().ScaleCols()*width)); err != nil {
+	if err := s.readAt(s.Scales, buf.grid, int64(row*s.Stored.ScaleCols()*width)); err != nil {
 		return err
 	}
 	widen[s.Scales.DType](buf.scales, buf.grid)
 	return nil
 }
 
-// ReadCodes reads the FP8 codes of the rows [row, row+n) as they are into dst
-// [n, Cols]; codes that mean NaN are refused as ReadRows does.
+// ReadCodes reads the codes of the rows [row, row+n) as they are into dst, n
+// packed rows; FP8 codes that mean NaN are refused as ReadRows does.
 func (s *Source) ReadCodes(row, n int, dst []byte) error {
-	if s.Scales == nil || row < 0 || n < 0 || row > s.Rows-n || len(dst) != n*s.Cols {
+	if s.Scales == nil || row < 0 || n < 0 || row > s.Rows-n || int64(len(dst)) != int64(n)*s.rowBytes() {
 		return s.badRows(row, n, len(dst))
 	}
-	if err := s.readAt(s.Tensor, dst, s.Offset+int64(row)*s.rowBytes()); err != nil {
+	if err := s.readAt(s.Tensor, dst, s.Offset+int64(row)*s.rowBytes()); err != nil || s.Stored.Format != format.FP8 {
 		return err
 	}
 	for _, c := range dst {
@@ -191,21 +208,25 @@ func (s *Source) ReadCodes(row, n int, dst []byte) error {
 	return nil
 }
 
-// ReadScales reads the scale grid of an FP8 matrix [⌈Rows/128⌉, ⌈Cols/128⌉],
-// nil for another dtype. A scale that a container may not have is
-// format.ErrCorrupt: zero, not finite, or so large that weights are infinite.
-func (s *Source) ReadScales() ([]float32, error) {
+// ReadScales reads n rows of the scale grid from a row of it on, into memory
+// of buf; nil for plain floats. An FP8 matrix has a row of scales for 128 of
+// its own. A scale that a container may not have is format.ErrCorrupt: zero,
+// not finite, or so large that weights are infinite.
+func (s *Source) ReadScales(buf *SourceBuffer, row, n int) ([]float32, error) {
 	if s.Scales == nil {
 		return nil, nil
 	}
-	var buf SourceBuffer
-	blocks := s.spec().ScaleCols()
-	if err := s.readScales(&buf, 0, s.spec().ScaleRows()); err != nil {
+	if row < 0 || n < 0 || row > s.Stored.ScaleRows()-n {
+		return nil, s.badRows(row, n, n)
+	}
+	if err := s.readScales(buf, row, n); err != nil {
 		return nil, err
 	}
+	wide := s.Stored.ScaleCols()
+	largest := float32(anatomies[s.Stored.Format].largest)
 	for i, x := range buf.scales {
-		if x == 0 || !finite(float32(x*fp8Max)) {
-			return nil, s.fail(format.ErrCorrupt, fmt.Sprintf("scale of block row %d, column %d of %s", i/blocks, i%blocks, s.Scales.Name),
+		if x == 0 || !finite(float32(x*largest)) {
+			return nil, s.fail(format.ErrCorrupt, fmt.Sprintf("scale of block row %d, column %d of %s", row+i/wide, i%wide, s.Scales.Name),
 				fmt.Sprint(x), "finite and not zero")
 		}
 	}
@@ -243,8 +264,11 @@ func (s *Source) notFinite(buf *SourceBuffer) error {
 				continue
 			}
 			first = fmt.Sprintf("%v at row %d, column %d", x, r, c)
-			if s.Scales != nil {
+			switch {
+			case s.Stored.Format == format.FP8:
 				first += fmt.Sprintf(": code 0x%02x, scale %v", buf.raw[c], buf.scales[c/fp8Block])
+			case s.Scales != nil:
+				first += fmt.Sprintf(": scale %v", buf.scales[c/cmp.Or(s.Stored.Group, s.Stored.Format.Info().BlockCols, s.Cols)])
 			}
 		}
 	}

@@ -381,7 +381,7 @@ func TestFP8PassThrough(t *testing.T) {
 		if err := s.ReadCodes(0, s.Rows, m.W); err != nil {
 			t.Fatal(err)
 		}
-		if m.S, err = s.ReadScales(); err != nil || int64(len(m.S)) != m.Scales() {
+		if m.S, err = s.ReadScales(&SourceBuffer{}, 0, s.Stored.ScaleRows()); err != nil || int64(len(m.S)) != m.Scales() {
 			t.Fatalf("%s: %d scales, %v", name, len(m.S), err)
 		}
 		bound, err := bindPair(snap, name, s.Rows, s.Cols)
@@ -400,7 +400,7 @@ func TestFP8PassThrough(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if scales, err := s.ReadScales(); scales != nil || err != nil {
+	if scales, err := s.ReadScales(&SourceBuffer{}, 0, 1); scales != nil || err != nil {
 		t.Errorf("a BF16 vector has scales: %v, %v", scales, err)
 	}
 }
@@ -414,7 +414,7 @@ func TestPassThroughRefusesBadScales(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = s.ReadScales()
+		_, err = s.ReadScales(&SourceBuffer{}, 0, s.Stored.ScaleRows())
 		wantError(t, err, format.ErrCorrupt, "w: ", "w_scale_inv", "block row 1, column 0", fmt.Sprint(bad))
 	}
 }

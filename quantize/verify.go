@@ -18,6 +18,16 @@ type Verification struct {
 	// BelowFloor counts rows with weights so small that the smallest scale
 	// turned them into zeros.
 	BelowFloor int `json:"rows_below_scale_floor"`
+	// Tensors and Heads are given for overlays.
+	Tensors []TensorError `json:"tensors,omitempty"`
+	Heads   []HeadErrors  `json:"heads,omitempty"`
+}
+
+// HeadErrors is the error of a tensor by attention head: that of the rows that
+// belong to it.
+type HeadErrors struct {
+	Tensor string    `json:"tensor"`
+	Errors []float64 `json:"relative_rms_error"`
 }
 
 // TensorError is the relative RMS error sqrt(Σ(w−w')²/Σw²) of a tensor.
@@ -44,6 +54,10 @@ func Verify(ctx context.Context, p *Plan, dir string, threads int, progress func
 		return nil, err
 	}
 	defer func() { _ = out.Close() }()
+	return p.verify(ctx, out, threads, progress)
+}
+
+func (p *Plan) verify(ctx context.Context, out *format.Snapshot, threads int, progress func(bytes int64)) (*Verification, error) {
 	if err := p.achieved(out); err != nil {
 		return nil, err
 	}
@@ -51,7 +65,7 @@ func Verify(ctx context.Context, p *Plan, dir string, threads int, progress func
 		threads = goruntime.GOMAXPROCS(0)
 	}
 	sums := make([]blockError, len(blocks(p.Items)))
-	err = eachBlock(ctx, p.Items, threads, func() func(block) error {
+	err := eachBlock(ctx, p.Items, threads, func() func(block) error {
 		var c comparer
 		return func(b block) error {
 			var err error
@@ -97,9 +111,26 @@ func (p *Plan) achieved(out *format.Snapshot) error {
 
 // blockError is what a block adds to the sums.
 type blockError struct {
-	item   *Item
-	e2, w2 float64 // Σ(w−w')², Σw²
-	floor  int     // rows
+	item *Item
+	errorSum
+	floor int        // rows
+	head  int        // of the first row
+	heads []errorSum // from that head on
+}
+
+// errorSum is Σ(w−w')² and Σw².
+type errorSum struct{ e2, w2 float64 }
+
+func (s *errorSum) add(o errorSum) {
+	s.e2 += o.e2
+	s.w2 += o.w2
+}
+
+func (s errorSum) relative() float64 {
+	if s.e2 == 0 {
+		return 0
+	}
+	return math.Sqrt(s.e2 / max(s.w2, 1e-300))
 }
 
 type comparer struct {
@@ -136,12 +167,18 @@ func (c *comparer) compare(out *format.Snapshot, b block) (blockError, error) {
 		return sum, err
 	}
 	row := grow(&c.row, spec.Cols)
+	if h := it.HeadRows; h > 0 {
+		sum.head = b.row / h
+		sum.heads = make([]errorSum, (b.row+b.rows-1)/h-sum.head+1)
+	}
 	for i := range b.rows {
 		codec.Decode(m, i, row)
 		from := w[i*spec.Cols : (i+1)*spec.Cols]
-		e2, w2 := squares(from, row)
-		sum.e2 += e2
-		sum.w2 += w2
+		e := squares(from, row)
+		sum.add(e)
+		if it.HeadRows > 0 {
+			sum.heads[(b.row+i)/it.HeadRows-sum.head].add(e)
+		}
 		if belowFloor(m, i, from) {
 			sum.floor++
 		}
@@ -150,7 +187,7 @@ func (c *comparer) compare(out *format.Snapshot, b block) (blockError, error) {
 }
 
 // squares is Σ(a−b)² and Σa².
-func squares(a, b []float32) (e2, a2 float64) {
+func squares(a, b []float32) errorSum {
 	b = b[:len(a)]
 	var e, s [4]float64
 	for i := 0; i+4 <= len(a); i += 4 {
@@ -167,7 +204,7 @@ func squares(a, b []float32) (e2, a2 float64) {
 		e[0] += d * d
 		s[0] += x * x
 	}
-	return e[0] + e[1] + e[2] + e[3], s[0] + s[1] + s[2] + s[3]
+	return errorSum{e[0] + e[1] + e[2] + e[3], s[0] + s[1] + s[2] + s[3]}
 }
 
 // belowFloor says whether some weights of row i that are not zero have only
@@ -191,28 +228,42 @@ func belowFloor(m Matrix, i int, w []float32) bool {
 // verification adds up the blocks in their order, so that the sums do not
 // depend on the goroutines.
 func (p *Plan) verification(sums []blockError) (*Verification, error) {
-	type total struct{ e2, w2 float64 }
 	var v Verification
-	var perRole [numRoles]total
+	var perRole [numRoles]errorSum
 	var worst [numRoles]TensorError
 	var problems format.Problems
 	for i := 0; i < len(sums); {
 		it := sums[i].item
-		var t total
+		var t errorSum
+		var heads []errorSum
+		if it.HeadRows > 0 {
+			heads = make([]errorSum, (it.Spec.Rows+it.HeadRows-1)/it.HeadRows)
+		}
 		for ; i < len(sums) && sums[i].item == it; i++ {
-			t.e2 += sums[i].e2
-			t.w2 += sums[i].w2
+			t.add(sums[i].errorSum)
 			v.BelowFloor += sums[i].floor
+			for h, e := range sums[i].heads {
+				heads[sums[i].head+h].add(e)
+			}
 		}
 		r := it.role()
-		perRole[r].e2 += t.e2
-		perRole[r].w2 += t.w2
-		e := TensorError{it.Want.Name, it.Spec.Name(), relative(t.e2, t.w2)}
+		perRole[r].add(t)
+		e := TensorError{it.Want.Name, it.Spec.Name(), t.relative()}
 		if e.Error > worst[r].Error || worst[r].Tensor == "" {
 			worst[r] = e
 		}
-		info := it.Spec.Format.Info()
-		if exact := info.ID == format.F32 || info.DType == it.Source.DType || it.PassThrough; exact && t.e2 > 0 {
+		if p.eachTensor {
+			v.Tensors = append(v.Tensors, e)
+		}
+		if heads != nil {
+			h := HeadErrors{Tensor: e.Tensor}
+			for _, sum := range heads {
+				h.Errors = append(h.Errors, sum.relative())
+			}
+			v.Heads = append(v.Heads, h)
+		}
+		id := it.Spec.Format
+		if exact := id == format.F32 || id == it.Source.Stored.Format && !it.Packed() || it.PassThrough; exact && t.e2 > 0 {
 			problems = append(problems, &format.Error{Kind: format.ErrCorrupt, Path: p.snap.Dir, Tensor: it.Want.Name, What: "was not written exactly", Found: fmt.Sprintf("relative error %.3g", e.Error)})
 		}
 	}
@@ -220,17 +271,10 @@ func (p *Plan) verification(sums []blockError) (*Verification, error) {
 		if worst[r].Tensor == "" {
 			continue
 		}
-		v.Roles = append(v.Roles, RoleError{r.String(), relative(perRole[r].e2, perRole[r].w2), worst[r]})
+		v.Roles = append(v.Roles, RoleError{r.String(), perRole[r].relative(), worst[r]})
 		if worst[r].Error > v.Worst.Error || v.Worst.Tensor == "" {
 			v.Worst = worst[r]
 		}
 	}
 	return &v, problems.Err()
-}
-
-func relative(e2, w2 float64) float64 {
-	if e2 == 0 {
-		return 0
-	}
-	return math.Sqrt(e2 / max(w2, 1e-300))
 }

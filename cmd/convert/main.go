@@ -43,6 +43,7 @@ type flags struct {
 	bits           map[string]*int
 	allowAmbiguous bool
 	allowBigger    bool
+	requantize     bool
 	maxShard       string
 	dryRun         bool
 	resume         bool
@@ -91,7 +92,7 @@ func command() *cobra.Command {
 	pf.register(plan)
 	plan.Flags().BoolVar(&pf.overwrite, "overwrite", false, "as for convert")
 	plan.RunE = func(cmd *cobra.Command, args []string) error { return convert(cmd, args, &pf) }
-	root.AddCommand(plan)
+	root.AddCommand(plan, overlayCommand())
 	return root
 }
 
@@ -113,6 +114,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	}
 	fs.BoolVar(&f.allowAmbiguous, "allow-ambiguous", false, "write what only its stamp tells from another format")
 	fs.BoolVar(&f.allowBigger, "allow-bigger", false, "quantise even if that makes nothing smaller")
+	fs.BoolVar(&f.requantize, "allow-requantize", false, "convert a converted container from its decoded values, losing more")
 	fs.StringVar(&f.maxShard, "max-shard-size", "5G", "`SIZE` at which a shard is full (500M, 5G)")
 }
 
@@ -179,7 +181,7 @@ func convert(cmd *cobra.Command, args []string, f *flags) error {
 		return err
 	}
 	defer func() { _ = c.snap.Close() }()
-	plan, err := c.plan(recipe, quantize.PlanOptions{MaxShard: shard, AllowAmbiguous: f.allowAmbiguous, AllowBigger: f.allowBigger})
+	plan, err := c.plan(recipe, quantize.PlanOptions{MaxShard: shard, AllowAmbiguous: f.allowAmbiguous, AllowBigger: f.allowBigger, AllowRequantize: f.requantize})
 	if err != nil {
 		return err
 	}

@@ -134,9 +134,9 @@ func (r *report) print(cmd *cobra.Command) error {
 	return err
 }
 
-func (r *report) text() string {
-	var b strings.Builder
-	head := []string{"role", "tensors", "weights", "source", "container", "bits/weight", "format"}
+// table is a row for each role; what is what was written.
+func (r *report) table(what string) string {
+	head := []string{"role", "tensors", "weights", "source", what, "bits/weight", "format"}
 	errs := map[string]quantize.RoleError{}
 	if r.Verification != nil {
 		head = append(head, "error", "worst", "of tensor")
@@ -158,7 +158,12 @@ func (r *report) text() string {
 	for _, s := range r.Roles {
 		add(s.Role, s.Summary, errs[s.Role])
 	}
-	b.WriteString(table.String())
+	return table.String()
+}
+
+func (r *report) text() string {
+	var b strings.Builder
+	b.WriteString(r.table("container"))
 	if r.leftOut != "" {
 		fmt.Fprintf(&b, "left out by the recipe: %s\n", r.leftOut)
 	}
