@@ -9,7 +9,7 @@ TEXT ·int4RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf9404689 // ldr x9, [x20, #0x88]
 	WORD $0xf100053f // cmp x9, #0x1
-	WORD $0x5400014b // b.lt 0x30 <int4RowNEON+0x30>
+	WORD $0x5400014b // b.lt #40
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0xf9405a88 // ldr x8, [x20, #0xb0]
 	WORD $0x91000529 // add x9, x9, #0x1
@@ -18,19 +18,19 @@ TEXT ·int4RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xf100053f // cmp x9, #0x1
 	WORD $0xad010100 // stp q0, q0, [x8, #0x20]
 	WORD $0x91010108 // add x8, x8, #0x40
-	WORD $0x54ffff68 // b.hi 0x18 <int4RowNEON+0x18>
+	WORD $0x54ffff68 // b.hi #-20
 	WORD $0xf9404a88 // ldr x8, [x20, #0x90]
 	WORD $0xf100051f // cmp x8, #0x1
-	WORD $0x54000d0b // b.lt 0x1d8 <int4RowNEON+0x1d8>
+	WORD $0x54000d0b // b.lt #416
 	WORD $0x4f00e5e0 // movi v0.16b, #0xf
 	WORD $0xf9405289 // ldr x9, [x20, #0xa0]
 	WORD $0xaa1f03e8 // mov x8, xzr
-	WORD $0x14000006 // b 0x60 <int4RowNEON+0x60>
+	WORD $0x14000006 // b #24
 	WORD $0xf9404a8a // ldr x10, [x20, #0x90]
 	WORD $0x91000508 // add x8, x8, #0x1
 	WORD $0x91080129 // add x9, x9, #0x200
 	WORD $0xeb0a011f // cmp x8, x10
-	WORD $0x54000c0a // b.ge 0x1dc <int4RowNEON+0x1dc>
+	WORD $0x54000c0a // b.ge #384
 	WORD $0xd37ef50d // lsl x13, x8, #2
 	WORD $0xd379e10b // lsl x11, x8, #7
 	WORD $0xd378dd0c // lsl x12, x8, #8
@@ -44,13 +44,13 @@ TEXT ·int4RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xf980a122 // prfm pldl2keep, [x9, #0x140]
 	WORD $0xf980c122 // prfm pldl2keep, [x9, #0x180]
 	WORD $0xf980e122 // prfm pldl2keep, [x9, #0x1c0]
-	WORD $0x14000004 // b 0xa4 <int4RowNEON+0xa4>
+	WORD $0x14000004 // b #16
 	WORD $0x9100054a // add x10, x10, #0x1
 	WORD $0xf100115f // cmp x10, #0x4
-	WORD $0x54fffd60 // b.eq 0x4c <int4RowNEON+0x4c>
+	WORD $0x54fffd60 // b.eq #-84
 	WORD $0xf9404690 // ldr x16, [x20, #0x88]
 	WORD $0xf100061f // cmp x16, #0x1
-	WORD $0x54ffff6b // b.lt 0x98 <int4RowNEON+0x98>
+	WORD $0x54ffff6b // b.lt #-20
 	WORD $0xf86a7a8e // ldr x14, [x20, x10, lsl #3]
 	WORD $0xf940428f // ldr x15, [x20, #0x80]
 	WORD $0x91000610 // add x16, x16, #0x1
@@ -123,24 +123,24 @@ TEXT ·int4RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e21da31 // scvtf v17.4s, v17.4s
 	WORD $0x4e32ce33 // fmla v19.4s, v17.4s, v18.4s
 	WORD $0x3c8405d3 // str q19, [x14], #0x40
-	WORD $0x54fffa68 // b.hi 0x11c <int4RowNEON+0x11c>
-	WORD $0x17ffffb1 // b 0x98 <int4RowNEON+0x98>
+	WORD $0x54fffa68 // b.hi #-180
+	WORD $0x17ffffb1 // b #-316
 	WORD $0xaa1f03e8 // mov x8, xzr
 	WORD $0xf9404e89 // ldr x9, [x20, #0x98]
-	WORD $0xb4000ae9 // cbz x9, 0x33c <int4RowNEON+0x33c>
+	WORD $0xb4000ae9 // cbz x9, #348
 	WORD $0xd37ef50a // lsl x10, x8, #2
 	WORD $0x4f00e5e0 // movi v0.16b, #0xf
 	WORD $0xd378dd08 // lsl x8, x8, #8
 	WORD $0xaa1f03e9 // mov x9, xzr
 	WORD $0x9100828b // add x11, x20, #0x20
 	WORD $0xd37ef54a // lsl x10, x10, #2
-	WORD $0x14000004 // b 0x20c <int4RowNEON+0x20c>
+	WORD $0x14000004 // b #16
 	WORD $0x91000529 // add x9, x9, #0x1
 	WORD $0xf100113f // cmp x9, #0x4
-	WORD $0x540009a0 // b.eq 0x33c <int4RowNEON+0x33c>
+	WORD $0x540009a0 // b.eq #308
 	WORD $0xf940468e // ldr x14, [x20, #0x88]
 	WORD $0xf10005df // cmp x14, #0x1
-	WORD $0x54ffff6b // b.lt 0x200 <int4RowNEON+0x200>
+	WORD $0x54ffff6b // b.lt #-20
 	WORD $0xf869796c // ldr x12, [x11, x9, lsl #3]
 	WORD $0xf940428d // ldr x13, [x20, #0x80]
 	WORD $0x910005ce // add x14, x14, #0x1
@@ -212,11 +212,11 @@ TEXT ·int4RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e21da31 // scvtf v17.4s, v17.4s
 	WORD $0x4e32ce33 // fmla v19.4s, v17.4s, v18.4s
 	WORD $0x3c840593 // str q19, [x12], #0x40
-	WORD $0x54fffa68 // b.hi 0x280 <int4RowNEON+0x280>
-	WORD $0x17ffffb2 // b 0x200 <int4RowNEON+0x200>
+	WORD $0x54fffa68 // b.hi #-180
+	WORD $0x17ffffb2 // b #-312
 	WORD $0xf940468a // ldr x10, [x20, #0x88]
 	WORD $0xf100055f // cmp x10, #0x1
-	WORD $0x540001eb // b.lt 0x380 <int4RowNEON+0x380>
+	WORD $0x540001eb // b.lt #60
 	WORD $0xa94b2289 // ldp x9, x8, [x20, #0xb0]
 	WORD $0x9100054a // add x10, x10, #0x1
 	WORD $0xad400520 // ldp q0, q1, [x9]
@@ -230,7 +230,7 @@ TEXT ·int4RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x3dc03281 // ldr q1, [x20, #0xc0]
 	WORD $0x6e21dc00 // fmul v0.4s, v0.4s, v1.4s
 	WORD $0x3c810500 // str q0, [x8], #0x10
-	WORD $0x54fffea8 // b.hi 0x350 <int4RowNEON+0x350>
+	WORD $0x54fffea8 // b.hi #-44
 	WORD $0xd65f03c0 // ret
 
 // func int4G32NEON(t *byte)
@@ -238,7 +238,7 @@ TEXT ·int4G32NEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf9404689 // ldr x9, [x20, #0x88]
 	WORD $0xf100053f // cmp x9, #0x1
-	WORD $0x5400014b // b.lt 0x3b4 <int4G32NEON+0x30>
+	WORD $0x5400014b // b.lt #40
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0xf9405a88 // ldr x8, [x20, #0xb0]
 	WORD $0x91000529 // add x9, x9, #0x1
@@ -247,20 +247,20 @@ TEXT ·int4G32NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xf100053f // cmp x9, #0x1
 	WORD $0xad010100 // stp q0, q0, [x8, #0x20]
 	WORD $0x91010108 // add x8, x8, #0x40
-	WORD $0x54ffff68 // b.hi 0x39c <int4G32NEON+0x18>
+	WORD $0x54ffff68 // b.hi #-20
 	WORD $0xf9404a88 // ldr x8, [x20, #0x90]
 	WORD $0xf100051f // cmp x8, #0x1
-	WORD $0x5400102b // b.lt 0x5c0 <int4G32NEON+0x23c>
+	WORD $0x5400102b // b.lt #516
 	WORD $0x4f00e5e0 // movi v0.16b, #0xf
 	WORD $0xa94a268a // ldp x10, x9, [x20, #0xa0]
 	WORD $0xaa1f03e8 // mov x8, xzr
 	WORD $0x9101028b // add x11, x20, #0x40
-	WORD $0x14000006 // b 0x3e8 <int4G32NEON+0x64>
+	WORD $0x14000006 // b #24
 	WORD $0xf9404a8c // ldr x12, [x20, #0x90]
 	WORD $0x91000508 // add x8, x8, #0x1
 	WORD $0x91020129 // add x9, x9, #0x80
 	WORD $0xeb0c011f // cmp x8, x12
-	WORD $0x54000f0a // b.ge 0x5c4 <int4G32NEON+0x240>
+	WORD $0x54000f0a // b.ge #480
 	WORD $0xd37ef510 // lsl x16, x8, #2
 	WORD $0xd379e10d // lsl x13, x8, #7
 	WORD $0xd378dd0e // lsl x14, x8, #8
@@ -278,13 +278,13 @@ TEXT ·int4G32NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x9108014a // add x10, x10, #0x200
 	WORD $0xf9800122 // prfm pldl2keep, [x9]
 	WORD $0xf9802122 // prfm pldl2keep, [x9, #0x40]
-	WORD $0x14000004 // b 0x43c <int4G32NEON+0xb8>
+	WORD $0x14000004 // b #16
 	WORD $0x9100058c // add x12, x12, #0x1
 	WORD $0xf100119f // cmp x12, #0x4
-	WORD $0x54fffce0 // b.eq 0x3d4 <int4G32NEON+0x50>
+	WORD $0x54fffce0 // b.eq #-100
 	WORD $0xf9404696 // ldr x22, [x20, #0x88]
 	WORD $0xf10006df // cmp x22, #0x1
-	WORD $0x54ffff6b // b.lt 0x430 <int4G32NEON+0xac>
+	WORD $0x54ffff6b // b.lt #-20
 	WORD $0xf86c7a91 // ldr x17, [x20, x12, lsl #3]
 	WORD $0xf86c7973 // ldr x19, [x11, x12, lsl #3]
 	WORD $0x910006d6 // add x22, x22, #0x1
@@ -377,11 +377,11 @@ TEXT ·int4G32NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x6e36de93 // fmul v19.4s, v20.4s, v22.4s
 	WORD $0x4e33ce32 // fmla v18.4s, v17.4s, v19.4s
 	WORD $0x3c840632 // str q18, [x17], #0x40
-	WORD $0x54fff828 // b.hi 0x4bc <int4G32NEON+0x138>
-	WORD $0x17ffff9d // b 0x430 <int4G32NEON+0xac>
+	WORD $0x54fff828 // b.hi #-252
+	WORD $0x17ffff9d // b #-396
 	WORD $0xaa1f03e8 // mov x8, xzr
 	WORD $0xf9404e89 // ldr x9, [x20, #0x98]
-	WORD $0xb4000d69 // cbz x9, 0x774 <int4G32NEON+0x3f0>
+	WORD $0xb4000d69 // cbz x9, #428
 	WORD $0xd37ef50a // lsl x10, x8, #2
 	WORD $0x4f00e5e0 // movi v0.16b, #0xf
 	WORD $0xd378dd08 // lsl x8, x8, #8
@@ -389,13 +389,13 @@ TEXT ·int4G32NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x9100828b // add x11, x20, #0x20
 	WORD $0x9101828c // add x12, x20, #0x60
 	WORD $0xd37ef54a // lsl x10, x10, #2
-	WORD $0x14000004 // b 0x5f8 <int4G32NEON+0x274>
+	WORD $0x14000004 // b #16
 	WORD $0x91000529 // add x9, x9, #0x1
 	WORD $0xf100113f // cmp x9, #0x4
-	WORD $0x54000c00 // b.eq 0x774 <int4G32NEON+0x3f0>
+	WORD $0x54000c00 // b.eq #384
 	WORD $0xf9404690 // ldr x16, [x20, #0x88]
 	WORD $0xf100061f // cmp x16, #0x1
-	WORD $0x54ffff6b // b.lt 0x5ec <int4G32NEON+0x268>
+	WORD $0x54ffff6b // b.lt #-20
 	WORD $0xf869796d // ldr x13, [x11, x9, lsl #3]
 	WORD $0xf9405a8e // ldr x14, [x20, #0xb0]
 	WORD $0x91000610 // add x16, x16, #0x1
@@ -486,11 +486,11 @@ TEXT ·int4G32NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x6e36de93 // fmul v19.4s, v20.4s, v22.4s
 	WORD $0x4e33ce32 // fmla v18.4s, v17.4s, v19.4s
 	WORD $0x3c8405d2 // str q18, [x14], #0x40
-	WORD $0x54fff828 // b.hi 0x670 <int4G32NEON+0x2ec>
-	WORD $0x17ffff9f // b 0x5ec <int4G32NEON+0x268>
+	WORD $0x54fff828 // b.hi #-252
+	WORD $0x17ffff9f // b #-388
 	WORD $0xf940468a // ldr x10, [x20, #0x88]
 	WORD $0xf100055f // cmp x10, #0x1
-	WORD $0x540001eb // b.lt 0x7b8 <int4G32NEON+0x434>
+	WORD $0x540001eb // b.lt #60
 	WORD $0xa94b2289 // ldp x9, x8, [x20, #0xb0]
 	WORD $0x9100054a // add x10, x10, #0x1
 	WORD $0xad400520 // ldp q0, q1, [x9]
@@ -504,7 +504,7 @@ TEXT ·int4G32NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x3dc03281 // ldr q1, [x20, #0xc0]
 	WORD $0x6e21dc00 // fmul v0.4s, v0.4s, v1.4s
 	WORD $0x3c810500 // str q0, [x8], #0x10
-	WORD $0x54fffea8 // b.hi 0x788 <int4G32NEON+0x404>
+	WORD $0x54fffea8 // b.hi #-44
 	WORD $0xd65f03c0 // ret
 
 // func int4G64NEON(t *byte)
@@ -512,7 +512,7 @@ TEXT ·int4G64NEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf9404689 // ldr x9, [x20, #0x88]
 	WORD $0xf100053f // cmp x9, #0x1
-	WORD $0x5400014b // b.lt 0x7ec <int4G64NEON+0x30>
+	WORD $0x5400014b // b.lt #40
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0xf9405a88 // ldr x8, [x20, #0xb0]
 	WORD $0x91000529 // add x9, x9, #0x1
@@ -521,21 +521,21 @@ TEXT ·int4G64NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xf100053f // cmp x9, #0x1
 	WORD $0xad010100 // stp q0, q0, [x8, #0x20]
 	WORD $0x91010108 // add x8, x8, #0x40
-	WORD $0x54ffff68 // b.hi 0x7d4 <int4G64NEON+0x18>
+	WORD $0x54ffff68 // b.hi #-20
 	WORD $0xf9404a88 // ldr x8, [x20, #0x90]
 	WORD $0xf100051f // cmp x8, #0x1
-	WORD $0x54000dcb // b.lt 0x9ac <int4G64NEON+0x1f0>
+	WORD $0x54000dcb // b.lt #440
 	WORD $0x4f00e5e0 // movi v0.16b, #0xf
 	WORD $0xa94a268a // ldp x10, x9, [x20, #0xa0]
 	WORD $0xaa1f03e8 // mov x8, xzr
 	WORD $0x9101028b // add x11, x20, #0x40
-	WORD $0x14000007 // b 0x824 <int4G64NEON+0x68>
+	WORD $0x14000007 // b #28
 	WORD $0xf9404a8c // ldr x12, [x20, #0x90]
 	WORD $0x91000508 // add x8, x8, #0x1
 	WORD $0x9108014a // add x10, x10, #0x200
 	WORD $0x91010129 // add x9, x9, #0x40
 	WORD $0xeb0c011f // cmp x8, x12
-	WORD $0x54000c8a // b.ge 0x9b0 <int4G64NEON+0x1f4>
+	WORD $0x54000c8a // b.ge #400
 	WORD $0xd37ef50f // lsl x15, x8, #2
 	WORD $0xd379e10d // lsl x13, x8, #7
 	WORD $0xd378dd0e // lsl x14, x8, #8
@@ -550,13 +550,13 @@ TEXT ·int4G64NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xf980c142 // prfm pldl2keep, [x10, #0x180]
 	WORD $0xf980e142 // prfm pldl2keep, [x10, #0x1c0]
 	WORD $0xf9800122 // prfm pldl2keep, [x9]
-	WORD $0x14000004 // b 0x86c <int4G64NEON+0xb0>
+	WORD $0x14000004 // b #16
 	WORD $0x9100058c // add x12, x12, #0x1
 	WORD $0xf100119f // cmp x12, #0x4
-	WORD $0x54fffd20 // b.eq 0x80c <int4G64NEON+0x50>
+	WORD $0x54fffd20 // b.eq #-92
 	WORD $0xf9404695 // ldr x21, [x20, #0x88]
 	WORD $0xf10006bf // cmp x21, #0x1
-	WORD $0x54ffff6b // b.lt 0x860 <int4G64NEON+0xa4>
+	WORD $0x54ffff6b // b.lt #-20
 	WORD $0xf86c7a90 // ldr x16, [x20, x12, lsl #3]
 	WORD $0xf9405a91 // ldr x17, [x20, #0xb0]
 	WORD $0x910006b5 // add x21, x21, #0x1
@@ -632,11 +632,11 @@ TEXT ·int4G64NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e21da31 // scvtf v17.4s, v17.4s
 	WORD $0x4e32ce33 // fmla v19.4s, v17.4s, v18.4s
 	WORD $0x3c840633 // str q19, [x17], #0x40
-	WORD $0x54fffa28 // b.hi 0x8e8 <int4G64NEON+0x12c>
-	WORD $0x17ffffae // b 0x860 <int4G64NEON+0xa4>
+	WORD $0x54fffa28 // b.hi #-188
+	WORD $0x17ffffae // b #-328
 	WORD $0xaa1f03e8 // mov x8, xzr
 	WORD $0xf9404e89 // ldr x9, [x20, #0x98]
-	WORD $0xb4000b69 // cbz x9, 0xb20 <int4G64NEON+0x364>
+	WORD $0xb4000b69 // cbz x9, #364
 	WORD $0xd37ef50a // lsl x10, x8, #2
 	WORD $0x4f00e5e0 // movi v0.16b, #0xf
 	WORD $0xd378dd08 // lsl x8, x8, #8
@@ -644,13 +644,13 @@ TEXT ·int4G64NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x9100828b // add x11, x20, #0x20
 	WORD $0x9101828c // add x12, x20, #0x60
 	WORD $0xd37ef54a // lsl x10, x10, #2
-	WORD $0x14000004 // b 0x9e4 <int4G64NEON+0x228>
+	WORD $0x14000004 // b #16
 	WORD $0x91000529 // add x9, x9, #0x1
 	WORD $0xf100113f // cmp x9, #0x4
-	WORD $0x54000a00 // b.eq 0xb20 <int4G64NEON+0x364>
+	WORD $0x54000a00 // b.eq #320
 	WORD $0xf9404690 // ldr x16, [x20, #0x88]
 	WORD $0xf100061f // cmp x16, #0x1
-	WORD $0x54ffff6b // b.lt 0x9d8 <int4G64NEON+0x21c>
+	WORD $0x54ffff6b // b.lt #-20
 	WORD $0xf869796d // ldr x13, [x11, x9, lsl #3]
 	WORD $0xf9405a8e // ldr x14, [x20, #0xb0]
 	WORD $0x91000610 // add x16, x16, #0x1
@@ -725,11 +725,11 @@ TEXT ·int4G64NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e21da31 // scvtf v17.4s, v17.4s
 	WORD $0x4e32ce33 // fmla v19.4s, v17.4s, v18.4s
 	WORD $0x3c8405d3 // str q19, [x14], #0x40
-	WORD $0x54fffa28 // b.hi 0xa5c <int4G64NEON+0x2a0>
-	WORD $0x17ffffaf // b 0x9d8 <int4G64NEON+0x21c>
+	WORD $0x54fffa28 // b.hi #-188
+	WORD $0x17ffffaf // b #-324
 	WORD $0xf940468a // ldr x10, [x20, #0x88]
 	WORD $0xf100055f // cmp x10, #0x1
-	WORD $0x540001eb // b.lt 0xb64 <int4G64NEON+0x3a8>
+	WORD $0x540001eb // b.lt #60
 	WORD $0xa94b2289 // ldp x9, x8, [x20, #0xb0]
 	WORD $0x9100054a // add x10, x10, #0x1
 	WORD $0xad400520 // ldp q0, q1, [x9]
@@ -743,7 +743,7 @@ TEXT ·int4G64NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x3dc03281 // ldr q1, [x20, #0xc0]
 	WORD $0x6e21dc00 // fmul v0.4s, v0.4s, v1.4s
 	WORD $0x3c810500 // str q0, [x8], #0x10
-	WORD $0x54fffea8 // b.hi 0xb34 <int4G64NEON+0x378>
+	WORD $0x54fffea8 // b.hi #-44
 	WORD $0xd65f03c0 // ret
 
 // func int4G128NEON(t *byte)
@@ -751,7 +751,7 @@ TEXT ·int4G128NEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf9404689 // ldr x9, [x20, #0x88]
 	WORD $0xf100053f // cmp x9, #0x1
-	WORD $0x5400014b // b.lt 0xb98 <int4G128NEON+0x30>
+	WORD $0x5400014b // b.lt #40
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0xf9405a88 // ldr x8, [x20, #0xb0]
 	WORD $0x91000529 // add x9, x9, #0x1
@@ -760,21 +760,21 @@ TEXT ·int4G128NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xf100053f // cmp x9, #0x1
 	WORD $0xad010100 // stp q0, q0, [x8, #0x20]
 	WORD $0x91010108 // add x8, x8, #0x40
-	WORD $0x54ffff68 // b.hi 0xb80 <int4G128NEON+0x18>
+	WORD $0x54ffff68 // b.hi #-20
 	WORD $0xf9404a88 // ldr x8, [x20, #0x90]
 	WORD $0xf100051f // cmp x8, #0x1
-	WORD $0x54000deb // b.lt 0xd5c <int4G128NEON+0x1f4>
+	WORD $0x54000deb // b.lt #444
 	WORD $0x4f00e5e0 // movi v0.16b, #0xf
 	WORD $0xa94a268a // ldp x10, x9, [x20, #0xa0]
 	WORD $0xaa1f03e8 // mov x8, xzr
 	WORD $0x9101028b // add x11, x20, #0x40
-	WORD $0x14000007 // b 0xbd0 <int4G128NEON+0x68>
+	WORD $0x14000007 // b #28
 	WORD $0xf9404a8c // ldr x12, [x20, #0x90]
 	WORD $0x91000508 // add x8, x8, #0x1
 	WORD $0x9108014a // add x10, x10, #0x200
 	WORD $0x91008129 // add x9, x9, #0x20
 	WORD $0xeb0c011f // cmp x8, x12
-	WORD $0x54000caa // b.ge 0xd60 <int4G128NEON+0x1f8>
+	WORD $0x54000caa // b.ge #404
 	WORD $0xd37ef50f // lsl x15, x8, #2
 	WORD $0xd379e10d // lsl x13, x8, #7
 	WORD $0xd378dd0e // lsl x14, x8, #8
@@ -789,13 +789,13 @@ TEXT ·int4G128NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xf980c142 // prfm pldl2keep, [x10, #0x180]
 	WORD $0xf980e142 // prfm pldl2keep, [x10, #0x1c0]
 	WORD $0xf9800122 // prfm pldl2keep, [x9]
-	WORD $0x14000004 // b 0xc18 <int4G128NEON+0xb0>
+	WORD $0x14000004 // b #16
 	WORD $0x9100058c // add x12, x12, #0x1
 	WORD $0xf100119f // cmp x12, #0x4
-	WORD $0x54fffd20 // b.eq 0xbb8 <int4G128NEON+0x50>
+	WORD $0x54fffd20 // b.eq #-92
 	WORD $0xf9404695 // ldr x21, [x20, #0x88]
 	WORD $0xf10006bf // cmp x21, #0x1
-	WORD $0x54ffff6b // b.lt 0xc0c <int4G128NEON+0xa4>
+	WORD $0x54ffff6b // b.lt #-20
 	WORD $0xf86c7a90 // ldr x16, [x20, x12, lsl #3]
 	WORD $0xf9405a91 // ldr x17, [x20, #0xb0]
 	WORD $0x910006b5 // add x21, x21, #0x1
@@ -872,11 +872,11 @@ TEXT ·int4G128NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x3dc00233 // ldr q19, [x17]
 	WORD $0x4e32ce33 // fmla v19.4s, v17.4s, v18.4s
 	WORD $0x3c840633 // str q19, [x17], #0x40
-	WORD $0x54fffa08 // b.hi 0xc94 <int4G128NEON+0x12c>
-	WORD $0x17ffffad // b 0xc0c <int4G128NEON+0xa4>
+	WORD $0x54fffa08 // b.hi #-192
+	WORD $0x17ffffad // b #-332
 	WORD $0xaa1f03e8 // mov x8, xzr
 	WORD $0xf9404e89 // ldr x9, [x20, #0x98]
-	WORD $0xb4000b69 // cbz x9, 0xed0 <int4G128NEON+0x368>
+	WORD $0xb4000b69 // cbz x9, #364
 	WORD $0xd37ef50a // lsl x10, x8, #2
 	WORD $0x4f00e5e0 // movi v0.16b, #0xf
 	WORD $0xd378dd08 // lsl x8, x8, #8
@@ -884,13 +884,13 @@ TEXT ·int4G128NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x9100828b // add x11, x20, #0x20
 	WORD $0x9101828c // add x12, x20, #0x60
 	WORD $0xd37ef54a // lsl x10, x10, #2
-	WORD $0x14000004 // b 0xd94 <int4G128NEON+0x22c>
+	WORD $0x14000004 // b #16
 	WORD $0x91000529 // add x9, x9, #0x1
 	WORD $0xf100113f // cmp x9, #0x4
-	WORD $0x54000a00 // b.eq 0xed0 <int4G128NEON+0x368>
+	WORD $0x54000a00 // b.eq #320
 	WORD $0xf9404690 // ldr x16, [x20, #0x88]
 	WORD $0xf100061f // cmp x16, #0x1
-	WORD $0x54ffff6b // b.lt 0xd88 <int4G128NEON+0x220>
+	WORD $0x54ffff6b // b.lt #-20
 	WORD $0xf869796d // ldr x13, [x11, x9, lsl #3]
 	WORD $0xf9405a8e // ldr x14, [x20, #0xb0]
 	WORD $0x91000610 // add x16, x16, #0x1
@@ -965,11 +965,11 @@ TEXT ·int4G128NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e21da31 // scvtf v17.4s, v17.4s
 	WORD $0x4e32ce33 // fmla v19.4s, v17.4s, v18.4s
 	WORD $0x3c8405d3 // str q19, [x14], #0x40
-	WORD $0x54fffa28 // b.hi 0xe0c <int4G128NEON+0x2a4>
-	WORD $0x17ffffaf // b 0xd88 <int4G128NEON+0x220>
+	WORD $0x54fffa28 // b.hi #-188
+	WORD $0x17ffffaf // b #-324
 	WORD $0xf940468a // ldr x10, [x20, #0x88]
 	WORD $0xf100055f // cmp x10, #0x1
-	WORD $0x540001eb // b.lt 0xf14 <int4G128NEON+0x3ac>
+	WORD $0x540001eb // b.lt #60
 	WORD $0xa94b2289 // ldp x9, x8, [x20, #0xb0]
 	WORD $0x9100054a // add x10, x10, #0x1
 	WORD $0xad400520 // ldp q0, q1, [x9]
@@ -983,7 +983,7 @@ TEXT ·int4G128NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x3dc03281 // ldr q1, [x20, #0xc0]
 	WORD $0x6e21dc00 // fmul v0.4s, v0.4s, v1.4s
 	WORD $0x3c810500 // str q0, [x8], #0x10
-	WORD $0x54fffea8 // b.hi 0xee4 <int4G128NEON+0x37c>
+	WORD $0x54fffea8 // b.hi #-44
 	WORD $0xd65f03c0 // ret
 
 // func int4G256NEON(t *byte)
@@ -991,7 +991,7 @@ TEXT ·int4G256NEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf9404689 // ldr x9, [x20, #0x88]
 	WORD $0xf100053f // cmp x9, #0x1
-	WORD $0x5400014b // b.lt 0xf48 <int4G256NEON+0x30>
+	WORD $0x5400014b // b.lt #40
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0xf9405a88 // ldr x8, [x20, #0xb0]
 	WORD $0x91000529 // add x9, x9, #0x1
@@ -1000,21 +1000,21 @@ TEXT ·int4G256NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xf100053f // cmp x9, #0x1
 	WORD $0xad010100 // stp q0, q0, [x8, #0x20]
 	WORD $0x91010108 // add x8, x8, #0x40
-	WORD $0x54ffff68 // b.hi 0xf30 <int4G256NEON+0x18>
+	WORD $0x54ffff68 // b.hi #-20
 	WORD $0xf9404a88 // ldr x8, [x20, #0x90]
 	WORD $0xf100051f // cmp x8, #0x1
-	WORD $0x54000dcb // b.lt 0x1108 <int4G256NEON+0x1f0>
+	WORD $0x54000dcb // b.lt #440
 	WORD $0x4f00e5e0 // movi v0.16b, #0xf
 	WORD $0xa94a268a // ldp x10, x9, [x20, #0xa0]
 	WORD $0xaa1f03e8 // mov x8, xzr
 	WORD $0x9101028b // add x11, x20, #0x40
-	WORD $0x14000007 // b 0xf80 <int4G256NEON+0x68>
+	WORD $0x14000007 // b #28
 	WORD $0xf9404a8c // ldr x12, [x20, #0x90]
 	WORD $0x91000508 // add x8, x8, #0x1
 	WORD $0x9108014a // add x10, x10, #0x200
 	WORD $0x91004129 // add x9, x9, #0x10
 	WORD $0xeb0c011f // cmp x8, x12
-	WORD $0x54000c8a // b.ge 0x110c <int4G256NEON+0x1f4>
+	WORD $0x54000c8a // b.ge #400
 	WORD $0xd37ef50f // lsl x15, x8, #2
 	WORD $0xd379e10d // lsl x13, x8, #7
 	WORD $0xd378dd0e // lsl x14, x8, #8
@@ -1029,13 +1029,13 @@ TEXT ·int4G256NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xf980c142 // prfm pldl2keep, [x10, #0x180]
 	WORD $0xf980e142 // prfm pldl2keep, [x10, #0x1c0]
 	WORD $0xf9800122 // prfm pldl2keep, [x9]
-	WORD $0x14000004 // b 0xfc8 <int4G256NEON+0xb0>
+	WORD $0x14000004 // b #16
 	WORD $0x9100058c // add x12, x12, #0x1
 	WORD $0xf100119f // cmp x12, #0x4
-	WORD $0x54fffd20 // b.eq 0xf68 <int4G256NEON+0x50>
+	WORD $0x54fffd20 // b.eq #-92
 	WORD $0xf9404695 // ldr x21, [x20, #0x88]
 	WORD $0xf10006bf // cmp x21, #0x1
-	WORD $0x54ffff6b // b.lt 0xfbc <int4G256NEON+0xa4>
+	WORD $0x54ffff6b // b.lt #-20
 	WORD $0xf86c7a90 // ldr x16, [x20, x12, lsl #3]
 	WORD $0xf9405a91 // ldr x17, [x20, #0xb0]
 	WORD $0x910006b5 // add x21, x21, #0x1
@@ -1111,11 +1111,11 @@ TEXT ·int4G256NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e21da31 // scvtf v17.4s, v17.4s
 	WORD $0x4e32ce33 // fmla v19.4s, v17.4s, v18.4s
 	WORD $0x3c840633 // str q19, [x17], #0x40
-	WORD $0x54fffa28 // b.hi 0x1044 <int4G256NEON+0x12c>
-	WORD $0x17ffffae // b 0xfbc <int4G256NEON+0xa4>
+	WORD $0x54fffa28 // b.hi #-188
+	WORD $0x17ffffae // b #-328
 	WORD $0xaa1f03e8 // mov x8, xzr
 	WORD $0xf9404e89 // ldr x9, [x20, #0x98]
-	WORD $0xb4000b69 // cbz x9, 0x127c <int4G256NEON+0x364>
+	WORD $0xb4000b69 // cbz x9, #364
 	WORD $0xd37ef50a // lsl x10, x8, #2
 	WORD $0x4f00e5e0 // movi v0.16b, #0xf
 	WORD $0xd378dd08 // lsl x8, x8, #8
@@ -1123,13 +1123,13 @@ TEXT ·int4G256NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x9100828b // add x11, x20, #0x20
 	WORD $0x9101828c // add x12, x20, #0x60
 	WORD $0xd37ef54a // lsl x10, x10, #2
-	WORD $0x14000004 // b 0x1140 <int4G256NEON+0x228>
+	WORD $0x14000004 // b #16
 	WORD $0x91000529 // add x9, x9, #0x1
 	WORD $0xf100113f // cmp x9, #0x4
-	WORD $0x54000a00 // b.eq 0x127c <int4G256NEON+0x364>
+	WORD $0x54000a00 // b.eq #320
 	WORD $0xf9404690 // ldr x16, [x20, #0x88]
 	WORD $0xf100061f // cmp x16, #0x1
-	WORD $0x54ffff6b // b.lt 0x1134 <int4G256NEON+0x21c>
+	WORD $0x54ffff6b // b.lt #-20
 	WORD $0xf869796d // ldr x13, [x11, x9, lsl #3]
 	WORD $0xf9405a8e // ldr x14, [x20, #0xb0]
 	WORD $0x91000610 // add x16, x16, #0x1
@@ -1204,11 +1204,11 @@ TEXT ·int4G256NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e21da31 // scvtf v17.4s, v17.4s
 	WORD $0x4e32ce33 // fmla v19.4s, v17.4s, v18.4s
 	WORD $0x3c8405d3 // str q19, [x14], #0x40
-	WORD $0x54fffa28 // b.hi 0x11b8 <int4G256NEON+0x2a0>
-	WORD $0x17ffffaf // b 0x1134 <int4G256NEON+0x21c>
+	WORD $0x54fffa28 // b.hi #-188
+	WORD $0x17ffffaf // b #-324
 	WORD $0xf940468a // ldr x10, [x20, #0x88]
 	WORD $0xf100055f // cmp x10, #0x1
-	WORD $0x540001eb // b.lt 0x12c0 <int4G256NEON+0x3a8>
+	WORD $0x540001eb // b.lt #60
 	WORD $0xa94b2289 // ldp x9, x8, [x20, #0xb0]
 	WORD $0x9100054a // add x10, x10, #0x1
 	WORD $0xad400520 // ldp q0, q1, [x9]
@@ -1222,7 +1222,7 @@ TEXT ·int4G256NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x3dc03281 // ldr q1, [x20, #0xc0]
 	WORD $0x6e21dc00 // fmul v0.4s, v0.4s, v1.4s
 	WORD $0x3c810500 // str q0, [x8], #0x10
-	WORD $0x54fffea8 // b.hi 0x1290 <int4G256NEON+0x378>
+	WORD $0x54fffea8 // b.hi #-44
 	WORD $0xd65f03c0 // ret
 
 // func int8RowNEON(t *byte)
@@ -1230,7 +1230,7 @@ TEXT ·int8RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf9404689 // ldr x9, [x20, #0x88]
 	WORD $0xf100053f // cmp x9, #0x1
-	WORD $0x5400014b // b.lt 0x12f4 <int8RowNEON+0x30>
+	WORD $0x5400014b // b.lt #40
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0xf9405a88 // ldr x8, [x20, #0xb0]
 	WORD $0x91000529 // add x9, x9, #0x1
@@ -1239,20 +1239,20 @@ TEXT ·int8RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xf100053f // cmp x9, #0x1
 	WORD $0xad010100 // stp q0, q0, [x8, #0x20]
 	WORD $0x91010108 // add x8, x8, #0x40
-	WORD $0x54ffff68 // b.hi 0x12dc <int8RowNEON+0x18>
+	WORD $0x54ffff68 // b.hi #-20
 	WORD $0xa9492a88 // ldp x8, x10, [x20, #0x90]
 	WORD $0x8b080149 // add x9, x10, x8
 	WORD $0xf100051f // cmp x8, #0x1
 	WORD $0xd378dd28 // lsl x8, x9, #8
-	WORD $0x540010cb // b.lt 0x151c <int8RowNEON+0x258>
+	WORD $0x540010cb // b.lt #536
 	WORD $0xf940528a // ldr x10, [x20, #0xa0]
 	WORD $0xaa1f03e9 // mov x9, xzr
-	WORD $0x14000006 // b 0x1328 <int8RowNEON+0x64>
+	WORD $0x14000006 // b #24
 	WORD $0xf9404a8b // ldr x11, [x20, #0x90]
 	WORD $0x91000529 // add x9, x9, #0x1
 	WORD $0x9110014a // add x10, x10, #0x400
 	WORD $0xeb0b013f // cmp x9, x11
-	WORD $0x54000f6a // b.ge 0x1510 <int8RowNEON+0x24c>
+	WORD $0x54000f6a // b.ge #492
 	WORD $0xd378dd2c // lsl x12, x9, #8
 	WORD $0xaa1f03eb // mov x11, xzr
 	WORD $0xf9800142 // prfm pldl2keep, [x10]
@@ -1271,13 +1271,13 @@ TEXT ·int8RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xf981a142 // prfm pldl2keep, [x10, #0x340]
 	WORD $0xf981c142 // prfm pldl2keep, [x10, #0x380]
 	WORD $0xf981e142 // prfm pldl2keep, [x10, #0x3c0]
-	WORD $0x14000004 // b 0x1380 <int8RowNEON+0xbc>
+	WORD $0x14000004 // b #16
 	WORD $0x9100056b // add x11, x11, #0x1
 	WORD $0xf100117f // cmp x11, #0x4
-	WORD $0x54fffcc0 // b.eq 0x1314 <int8RowNEON+0x50>
+	WORD $0x54fffcc0 // b.eq #-104
 	WORD $0xf9404690 // ldr x16, [x20, #0x88]
 	WORD $0xf100061f // cmp x16, #0x1
-	WORD $0x54ffff6b // b.lt 0x1374 <int8RowNEON+0xb0>
+	WORD $0x54ffff6b // b.lt #-20
 	WORD $0xf9405a8d // ldr x13, [x20, #0xb0]
 	WORD $0xf86b7a8e // ldr x14, [x20, x11, lsl #3]
 	WORD $0x91000610 // add x16, x16, #0x1
@@ -1373,23 +1373,23 @@ TEXT ·int8RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e21d800 // scvtf v0.4s, v0.4s
 	WORD $0x4e22cc01 // fmla v1.4s, v0.4s, v2.4s
 	WORD $0x3c8405a1 // str q1, [x13], #0x40
-	WORD $0x54fff508 // b.hi 0x13a8 <int8RowNEON+0xe4>
-	WORD $0x17ffff9a // b 0x1374 <int8RowNEON+0xb0>
+	WORD $0x54fff508 // b.hi #-352
+	WORD $0x17ffff9a // b #-408
 	WORD $0xf9404e8a // ldr x10, [x20, #0x98]
-	WORD $0xb500008a // cbnz x10, 0x1524 <int8RowNEON+0x260>
-	WORD $0x1400006d // b 0x16cc <int8RowNEON+0x408>
+	WORD $0xb500008a // cbnz x10, #16
+	WORD $0x1400006d // b #436
 	WORD $0xaa1f03e9 // mov x9, xzr
-	WORD $0xb4000d6a // cbz x10, 0x16cc <int8RowNEON+0x408>
+	WORD $0xb4000d6a // cbz x10, #428
 	WORD $0xd378dd2b // lsl x11, x9, #8
 	WORD $0xaa1f03ea // mov x10, xzr
 	WORD $0x9100828c // add x12, x20, #0x20
-	WORD $0x14000004 // b 0x1540 <int8RowNEON+0x27c>
+	WORD $0x14000004 // b #16
 	WORD $0x9100054a // add x10, x10, #0x1
 	WORD $0xf100115f // cmp x10, #0x4
-	WORD $0x54000c80 // b.eq 0x16cc <int8RowNEON+0x408>
+	WORD $0x54000c80 // b.eq #400
 	WORD $0xf9404690 // ldr x16, [x20, #0x88]
 	WORD $0xf100061f // cmp x16, #0x1
-	WORD $0x54ffff6b // b.lt 0x1534 <int8RowNEON+0x270>
+	WORD $0x54ffff6b // b.lt #-20
 	WORD $0xf9405a8e // ldr x14, [x20, #0xb0]
 	WORD $0xf940428f // ldr x15, [x20, #0x80]
 	WORD $0x91000610 // add x16, x16, #0x1
@@ -1484,11 +1484,11 @@ TEXT ·int8RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e21d800 // scvtf v0.4s, v0.4s
 	WORD $0x4e22cc01 // fmla v1.4s, v0.4s, v2.4s
 	WORD $0x3c8405c1 // str q1, [x14], #0x40
-	WORD $0x54fff508 // b.hi 0x1564 <int8RowNEON+0x2a0>
-	WORD $0x17ffff9b // b 0x1534 <int8RowNEON+0x270>
+	WORD $0x54fff508 // b.hi #-352
+	WORD $0x17ffff9b // b #-404
 	WORD $0xf940468a // ldr x10, [x20, #0x88]
 	WORD $0xf100055f // cmp x10, #0x1
-	WORD $0x540001eb // b.lt 0x1710 <int8RowNEON+0x44c>
+	WORD $0x540001eb // b.lt #60
 	WORD $0xa94b2289 // ldp x9, x8, [x20, #0xb0]
 	WORD $0x9100054a // add x10, x10, #0x1
 	WORD $0xad400520 // ldp q0, q1, [x9]
@@ -1502,7 +1502,7 @@ TEXT ·int8RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x3dc03281 // ldr q1, [x20, #0xc0]
 	WORD $0x6e21dc00 // fmul v0.4s, v0.4s, v1.4s
 	WORD $0x3c810500 // str q0, [x8], #0x10
-	WORD $0x54fffea8 // b.hi 0x16e0 <int8RowNEON+0x41c>
+	WORD $0x54fffea8 // b.hi #-44
 	WORD $0xd65f03c0 // ret
 
 // func f32NEON(t *byte)
@@ -1510,7 +1510,7 @@ TEXT ·f32NEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf9402688 // ldr x8, [x20, #0x48]
 	WORD $0xf100051f // cmp x8, #0x1
-	WORD $0x5400096b // b.lt 0x1848 <f32NEON+0x134>
+	WORD $0x5400096b // b.lt #300
 	WORD $0xf940228a // ldr x10, [x20, #0x40]
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0x6f00e401 // movi v1.2d, #0000000000000000
@@ -1571,7 +1571,7 @@ TEXT ·f32NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xacc241b5 // ldp q21, q16, [x13], #0x40
 	WORD $0x4e35ce21 // fmla v1.4s, v17.4s, v21.4s
 	WORD $0x4e30ce40 // fmla v0.4s, v18.4s, v16.4s
-	WORD $0x54fffbeb // b.lt 0x178c <f32NEON+0x78>
+	WORD $0x54fffbeb // b.lt #-132
 	WORD $0x4e2dd5ed // fadd v13.4s, v15.4s, v13.4s
 	WORD $0x4e2cd5cc // fadd v12.4s, v14.4s, v12.4s
 	WORD $0x4e29d569 // fadd v9.4s, v11.4s, v9.4s
@@ -1584,7 +1584,7 @@ TEXT ·f32NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e28d520 // fadd v0.4s, v9.4s, v8.4s
 	WORD $0x4e24d4a2 // fadd v2.4s, v5.4s, v4.4s
 	WORD $0x4e26d463 // fadd v3.4s, v3.4s, v6.4s
-	WORD $0x14000005 // b 0x1858 <f32NEON+0x144>
+	WORD $0x14000005 // b #20
 	WORD $0x6f00e401 // movi v1.2d, #0000000000000000
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0x6f00e402 // movi v2.2d, #0000000000000000
@@ -1617,7 +1617,7 @@ TEXT ·bf16NEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf9402688 // ldr x8, [x20, #0x48]
 	WORD $0xf100051f // cmp x8, #0x1
-	WORD $0x54000b2b // b.lt 0x1a1c <bf16NEON+0x16c>
+	WORD $0x54000b2b // b.lt #356
 	WORD $0xf940228a // ldr x10, [x20, #0x40]
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0x6f00e401 // movi v1.2d, #0000000000000000
@@ -1692,7 +1692,7 @@ TEXT ·bf16NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e35ce01 // fmla v1.4s, v16.4s, v21.4s
 	WORD $0x4e34cf24 // fmla v4.4s, v25.4s, v20.4s
 	WORD $0x4e36cf20 // fmla v0.4s, v25.4s, v22.4s
-	WORD $0x54fffa2b // b.lt 0x1928 <bf16NEON+0x78>
+	WORD $0x54fffa2b // b.lt #-188
 	WORD $0x4e2dd5ed // fadd v13.4s, v15.4s, v13.4s
 	WORD $0x4e2cd5cc // fadd v12.4s, v14.4s, v12.4s
 	WORD $0x4e29d569 // fadd v9.4s, v11.4s, v9.4s
@@ -1705,7 +1705,7 @@ TEXT ·bf16NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e28d520 // fadd v0.4s, v9.4s, v8.4s
 	WORD $0x4e24d4a2 // fadd v2.4s, v5.4s, v4.4s
 	WORD $0x4e26d463 // fadd v3.4s, v3.4s, v6.4s
-	WORD $0x14000005 // b 0x1a2c <bf16NEON+0x17c>
+	WORD $0x14000005 // b #20
 	WORD $0x6f00e401 // movi v1.2d, #0000000000000000
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0x6f00e402 // movi v2.2d, #0000000000000000
@@ -1738,7 +1738,7 @@ TEXT ·f16NEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf9402688 // ldr x8, [x20, #0x48]
 	WORD $0xf100051f // cmp x8, #0x1
-	WORD $0x54000b2b // b.lt 0x1bf0 <f16NEON+0x16c>
+	WORD $0x54000b2b // b.lt #356
 	WORD $0xf940228a // ldr x10, [x20, #0x40]
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0x6f00e401 // movi v1.2d, #0000000000000000
@@ -1813,7 +1813,7 @@ TEXT ·f16NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e36cf08 // fmla v8.4s, v24.4s, v22.4s
 	WORD $0x4e31cf04 // fmla v4.4s, v24.4s, v17.4s
 	WORD $0x4e37cf00 // fmla v0.4s, v24.4s, v23.4s
-	WORD $0x54fffa2b // b.lt 0x1afc <f16NEON+0x78>
+	WORD $0x54fffa2b // b.lt #-188
 	WORD $0x4e2dd5ed // fadd v13.4s, v15.4s, v13.4s
 	WORD $0x4e2cd5cc // fadd v12.4s, v14.4s, v12.4s
 	WORD $0x4e29d569 // fadd v9.4s, v11.4s, v9.4s
@@ -1826,7 +1826,7 @@ TEXT ·f16NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e28d520 // fadd v0.4s, v9.4s, v8.4s
 	WORD $0x4e24d4a2 // fadd v2.4s, v5.4s, v4.4s
 	WORD $0x4e26d463 // fadd v3.4s, v3.4s, v6.4s
-	WORD $0x14000005 // b 0x1c00 <f16NEON+0x17c>
+	WORD $0x14000005 // b #20
 	WORD $0x6f00e401 // movi v1.2d, #0000000000000000
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0x6f00e402 // movi v2.2d, #0000000000000000
@@ -1859,7 +1859,7 @@ TEXT ·addNEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf940128a // ldr x10, [x20, #0x20]
 	WORD $0xf100055f // cmp x10, #0x1
-	WORD $0x5400014b // b.lt 0x1c88 <addNEON+0x30>
+	WORD $0x5400014b // b.lt #40
 	WORD $0xa9402289 // ldp x9, x8, [x20]
 	WORD $0x9100114a // add x10, x10, #0x4
 	WORD $0x3dc00120 // ldr q0, [x9]
@@ -1868,7 +1868,7 @@ TEXT ·addNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
 	WORD $0xf100115f // cmp x10, #0x4
 	WORD $0x3c810520 // str q0, [x9], #0x10
-	WORD $0x54ffff48 // b.hi 0x1c6c <addNEON+0x14>
+	WORD $0x54ffff48 // b.hi #-24
 	WORD $0xd65f03c0 // ret
 
 // func scaleByNEON(t *byte)
@@ -1876,7 +1876,7 @@ TEXT ·scaleByNEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf940128b // ldr x11, [x20, #0x20]
 	WORD $0xf100057f // cmp x11, #0x1
-	WORD $0x540001cb // b.lt 0x1ccc <scaleByNEON+0x40>
+	WORD $0x540001cb // b.lt #56
 	WORD $0x91010288 // add x8, x20, #0x40
 	WORD $0xf940028a // ldr x10, [x20]
 	WORD $0x9100116b // add x11, x11, #0x4
@@ -1889,7 +1889,7 @@ TEXT ·scaleByNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x6e21dc01 // fmul v1.4s, v0.4s, v1.4s
 	WORD $0x6e22dc21 // fmul v1.4s, v1.4s, v2.4s
 	WORD $0x3c810541 // str q1, [x10], #0x10
-	WORD $0x54ffff28 // b.hi 0x1cac <scaleByNEON+0x20>
+	WORD $0x54ffff28 // b.hi #-28
 	WORD $0xd65f03c0 // ret
 
 // func divideNEON(t *byte)
@@ -1897,7 +1897,7 @@ TEXT ·divideNEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf9401289 // ldr x9, [x20, #0x20]
 	WORD $0xf100053f // cmp x9, #0x1
-	WORD $0x5400016b // b.lt 0x1d04 <divideNEON+0x34>
+	WORD $0x5400016b // b.lt #44
 	WORD $0x91010288 // add x8, x20, #0x40
 	WORD $0x91001129 // add x9, x9, #0x4
 	WORD $0x4d40c900 // ld1r { v0.4s }, [x8]
@@ -1907,7 +1907,7 @@ TEXT ·divideNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xf100113f // cmp x9, #0x4
 	WORD $0x6e20fc21 // fdiv v1.4s, v1.4s, v0.4s
 	WORD $0x3c810501 // str q1, [x8], #0x10
-	WORD $0x54ffff68 // b.hi 0x1cec <divideNEON+0x1c>
+	WORD $0x54ffff68 // b.hi #-20
 	WORD $0xd65f03c0 // ret
 
 // func siluMulNEON(t *byte)
@@ -1915,7 +1915,7 @@ TEXT ·siluMulNEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf940128b // ldr x11, [x20, #0x20]
 	WORD $0xf100057f // cmp x11, #0x1
-	WORD $0x540007eb // b.lt 0x1e0c <siluMulNEON+0x104>
+	WORD $0x540007eb // b.lt #252
 	WORD $0x6f044400 // mvni v0.4s, #0x80, lsl #16
 	WORD $0x6f01d7e2 // mvni v2.4s, #0x3f, msl #16
 	WORD $0xf940028a // ldr x10, [x20]
@@ -1977,7 +1977,7 @@ TEXT ·siluMulNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x3cc10504 // ldr q4, [x8], #0x10
 	WORD $0x6e23dc83 // fmul v3.4s, v4.4s, v3.4s
 	WORD $0x3c810543 // str q3, [x10], #0x10
-	WORD $0x54fff968 // b.hi 0x1d34 <siluMulNEON+0x2c>
+	WORD $0x54fff968 // b.hi #-212
 	WORD $0xd65f03c0 // ret
 
 // func expSumNEON(t *byte)
@@ -1985,7 +1985,7 @@ TEXT ·expSumNEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf9401289 // ldr x9, [x20, #0x20]
 	WORD $0xf100053f // cmp x9, #0x1
-	WORD $0x5400170b // b.lt 0x20f8 <expSumNEON+0x2e8>
+	WORD $0x5400170b // b.lt #736
 	WORD $0x6f044401 // mvni v1.4s, #0x80, lsl #16
 	WORD $0x6f01d7e2 // mvni v2.4s, #0x3f, msl #16
 	WORD $0x91010288 // add x8, x20, #0x40
@@ -2167,8 +2167,8 @@ TEXT ·expSumNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e2ad400 // fadd v0.4s, v0.4s, v10.4s
 	WORD $0x3d800d0a // str q10, [x8, #0x30]
 	WORD $0x91010108 // add x8, x8, #0x40
-	WORD $0x54ffeae8 // b.hi 0x1e4c <expSumNEON+0x3c>
-	WORD $0x14000005 // b 0x2108 <expSumNEON+0x2f8>
+	WORD $0x54ffeae8 // b.hi #-676
+	WORD $0x14000005 // b #20
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0x6f00e401 // movi v1.2d, #0000000000000000
 	WORD $0x6f00e402 // movi v2.2d, #0000000000000000
@@ -2188,12 +2188,12 @@ TEXT ·accumulateNEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf9401289 // ldr x9, [x20, #0x20]
 	WORD $0xf101013f // cmp x9, #0x40
-	WORD $0x5400006a // b.ge 0x2140 <accumulateNEON+0x14>
+	WORD $0x5400006a // b.ge #12
 	WORD $0xaa1f03e8 // mov x8, xzr
-	WORD $0x14000048 // b 0x225c <accumulateNEON+0x130>
+	WORD $0x14000048 // b #288
 	WORD $0xaa1f03e8 // mov x8, xzr
 	WORD $0x5280080b // mov w11, #0x40 // =64
-	WORD $0x1400000d // b 0x217c <accumulateNEON+0x50>
+	WORD $0x1400000d // b #52
 	WORD $0xad00292b // stp q11, q10, [x9]
 	WORD $0x9101010b // add x11, x8, #0x40
 	WORD $0xad012129 // stp q9, q8, [x9, #0x20]
@@ -2205,7 +2205,7 @@ TEXT ·accumulateNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xad073d2c // stp q12, q15, [x9, #0xe0]
 	WORD $0xf9401289 // ldr x9, [x20, #0x20]
 	WORD $0xeb09017f // cmp x11, x9
-	WORD $0x5400072c // b.gt 0x225c <accumulateNEON+0x130>
+	WORD $0x5400072c // b.gt #228
 	WORD $0xf9400289 // ldr x9, [x20]
 	WORD $0xd37ef50f // lsl x15, x8, #2
 	WORD $0xf940168a // ldr x10, [x20, #0x28]
@@ -2220,12 +2220,12 @@ TEXT ·accumulateNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xad450121 // ldp q1, q0, [x9, #0xa0]
 	WORD $0xad46352e // ldp q14, q13, [x9, #0xc0]
 	WORD $0xad473d2c // ldp q12, q15, [x9, #0xe0]
-	WORD $0x54fffccb // b.lt 0x214c <accumulateNEON+0x20>
+	WORD $0x54fffccb // b.lt #-104
 	WORD $0xa940ba90 // ldp x16, x14, [x20, #0x8]
 	WORD $0xaa1f03eb // mov x11, xzr
 	WORD $0xa943328d // ldp x13, x12, [x20, #0x30]
 	WORD $0x8b0f020f // add x15, x16, x15
-	WORD $0x1400001e // b 0x2240 <accumulateNEON+0x114>
+	WORD $0x1400001e // b #120
 	WORD $0x9b103db0 // madd x16, x13, x16, x15
 	WORD $0xbc6b79d0 // ldr s16, [x14, x11, lsl #2]
 	WORD $0x9100056b // add x11, x11, #0x1
@@ -2254,38 +2254,38 @@ TEXT ·accumulateNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4f90124d // fmla v13.4s, v18.4s, v16.s[0]
 	WORD $0x4f90126c // fmla v12.4s, v19.4s, v16.s[0]
 	WORD $0x4f90128f // fmla v15.4s, v20.4s, v16.s[0]
-	WORD $0x54fff880 // b.eq 0x214c <accumulateNEON+0x20>
+	WORD $0x54fff880 // b.eq #-240
 	WORD $0xaa0b03f0 // mov x16, x11
-	WORD $0xb4fffc4c // cbz x12, 0x21cc <accumulateNEON+0xa0>
+	WORD $0xb4fffc4c // cbz x12, #-120
 	WORD $0xb8ab7990 // ldrsw x16, [x12, x11, lsl #2]
-	WORD $0x17ffffe0 // b 0x21cc <accumulateNEON+0xa0>
+	WORD $0x17ffffe0 // b #-128
 	WORD $0x3caa6920 // str q0, [x9, x10]
 	WORD $0x91001108 // add x8, x8, #0x4
 	WORD $0xf9401289 // ldr x9, [x20, #0x20]
 	WORD $0xeb09011f // cmp x8, x9
-	WORD $0x540002ea // b.ge 0x22bc <accumulateNEON+0x190>
+	WORD $0x540002ea // b.ge #92
 	WORD $0xf9400289 // ldr x9, [x20]
 	WORD $0xd37ef50a // lsl x10, x8, #2
 	WORD $0xf940168b // ldr x11, [x20, #0x28]
 	WORD $0x3cea6920 // ldr q0, [x9, x10]
 	WORD $0xf100057f // cmp x11, #0x1
-	WORD $0x54fffecb // b.lt 0x2250 <accumulateNEON+0x124>
+	WORD $0x54fffecb // b.lt #-40
 	WORD $0xa940be90 // ldp x16, x15, [x20, #0x8]
 	WORD $0xaa1f03ec // mov x12, xzr
 	WORD $0xa943368e // ldp x14, x13, [x20, #0x30]
 	WORD $0x8b0a0210 // add x16, x16, x10
-	WORD $0x14000008 // b 0x22ac <accumulateNEON+0x180>
+	WORD $0x14000008 // b #32
 	WORD $0x9b117dd1 // mul x17, x14, x17
 	WORD $0xbc6c79e1 // ldr s1, [x15, x12, lsl #2]
 	WORD $0x9100058c // add x12, x12, #0x1
 	WORD $0xeb0c017f // cmp x11, x12
 	WORD $0x3cf16a02 // ldr q2, [x16, x17]
 	WORD $0x4f811040 // fmla v0.4s, v2.4s, v1.s[0]
-	WORD $0x54fffd40 // b.eq 0x2250 <accumulateNEON+0x124>
+	WORD $0x54fffd40 // b.eq #-88
 	WORD $0xaa0c03f1 // mov x17, x12
-	WORD $0xb4ffff0d // cbz x13, 0x2290 <accumulateNEON+0x164>
+	WORD $0xb4ffff0d // cbz x13, #-32
 	WORD $0xb8ac79b1 // ldrsw x17, [x13, x12, lsl #2]
-	WORD $0x17fffff6 // b 0x2290 <accumulateNEON+0x164>
+	WORD $0x17fffff6 // b #-40
 	WORD $0xd65f03c0 // ret
 
 // func quantizeNEON(t *byte)
@@ -2293,7 +2293,7 @@ TEXT ·quantizeNEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf940128b // ldr x11, [x20, #0x20]
 	WORD $0xf100057f // cmp x11, #0x1
-	WORD $0x5400114b // b.lt 0x24f0 <quantizeNEON+0x230>
+	WORD $0x5400114b // b.lt #552
 	WORD $0x91012288 // add x8, x20, #0x48
 	WORD $0xf940028a // ldr x10, [x20]
 	WORD $0x9100056b // add x11, x11, #0x1
@@ -2430,7 +2430,7 @@ TEXT ·quantizeNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x0e612821 // xtn v1.4h, v1.4s
 	WORD $0xfd003d01 // str d1, [x8, #0x78]
 	WORD $0x91020108 // add x8, x8, #0x80
-	WORD $0x54ffefa8 // b.hi 0x22e0 <quantizeNEON+0x20>
+	WORD $0x54ffefa8 // b.hi #-524
 	WORD $0xd65f03c0 // ret
 
 // func packNEON(t *byte)
@@ -2438,7 +2438,7 @@ TEXT ·packNEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf940128b // ldr x11, [x20, #0x20]
 	WORD $0xf100057f // cmp x11, #0x1
-	WORD $0x54000bab // b.lt 0x2670 <packNEON+0x17c>
+	WORD $0x54000bab // b.lt #372
 	WORD $0xa941228a // ldp x10, x8, [x20, #0x10]
 	WORD $0x9100056b // add x11, x11, #0x1
 	WORD $0xf9400689 // ldr x9, [x20, #0x8]
@@ -2530,7 +2530,7 @@ TEXT ·packNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x91020129 // add x9, x9, #0x80
 	WORD $0xb900050c // str w12, [x8, #0x4]
 	WORD $0x91002108 // add x8, x8, #0x8
-	WORD $0x54fff508 // b.hi 0x250c <packNEON+0x18>
+	WORD $0x54fff508 // b.hi #-352
 	WORD $0xd65f03c0 // ret
 
 // func packWideNEON(t *byte)
@@ -2538,7 +2538,7 @@ TEXT ·packWideNEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf940128c // ldr x12, [x20, #0x20]
 	WORD $0xf100059f // cmp x12, #0x1
-	WORD $0x5400066b // b.lt 0x2748 <packWideNEON+0xd4>
+	WORD $0x5400066b // b.lt #204
 	WORD $0x4f00e5e0 // movi v0.16b, #0xf
 	WORD $0xa9402289 // ldp x9, x8, [x20]
 	WORD $0xa9412a8b // ldp x11, x10, [x20, #0x10]
@@ -2588,7 +2588,7 @@ TEXT ·packWideNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x1e26006d // fmov w13, s3
 	WORD $0x531961ad // lsl w13, w13, #7
 	WORD $0xb800454d // str w13, [x10], #0x4
-	WORD $0x54fffa68 // b.hi 0x2690 <packWideNEON+0x1c>
+	WORD $0x54fffa68 // b.hi #-180
 	WORD $0xd65f03c0 // ret
 
 // func decodeInt8NEON(t *byte)
@@ -2596,7 +2596,7 @@ TEXT ·decodeInt8NEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf940128a // ldr x10, [x20, #0x20]
 	WORD $0xf100055f // cmp x10, #0x1
-	WORD $0x5400036b // b.lt 0x27c0 <decodeInt8NEON+0x74>
+	WORD $0x5400036b // b.lt #108
 	WORD $0xa940a688 // ldp x8, x9, [x20, #0x8]
 	WORD $0x5280002b // mov w11, #0x1 // =1
 	WORD $0xaa0a096a // orr x10, x11, x10, lsl #2
@@ -2622,7 +2622,7 @@ TEXT ·decodeInt8NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xad000923 // stp q3, q2, [x9]
 	WORD $0xad010524 // stp q4, q1, [x9, #0x20]
 	WORD $0x91010129 // add x9, x9, #0x40
-	WORD $0x54fffd8c // b.gt 0x276c <decodeInt8NEON+0x20>
+	WORD $0x54fffd8c // b.gt #-80
 	WORD $0xd65f03c0 // ret
 
 // func decodeInt4NEON(t *byte)
@@ -2630,19 +2630,19 @@ TEXT ·decodeInt4NEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf940128c // ldr x12, [x20, #0x20]
 	WORD $0xf100059f // cmp x12, #0x1
-	WORD $0x54000c2b // b.lt 0x2950 <decodeInt4NEON+0x18c>
+	WORD $0x54000c2b // b.lt #388
 	WORD $0x4f00e5e0 // movi v0.16b, #0xf
 	WORD $0x4f07e701 // movi v1.16b, #0xf8
 	WORD $0xf9401689 // ldr x9, [x20, #0x28]
 	WORD $0xa940a28a // ldp x10, x8, [x20, #0x8]
 	WORD $0xf940028b // ldr x11, [x20]
 	WORD $0x9100058c // add x12, x12, #0x1
-	WORD $0x14000006 // b 0x2800 <decodeInt4NEON+0x3c>
+	WORD $0x14000006 // b #24
 	WORD $0xd100058c // sub x12, x12, #0x1
 	WORD $0x9100814a // add x10, x10, #0x20
 	WORD $0x9104016b // add x11, x11, #0x100
 	WORD $0xf100059f // cmp x12, #0x1
-	WORD $0x54000aad // b.le 0x2950 <decodeInt4NEON+0x18c>
+	WORD $0x54000aad // b.le #340
 	WORD $0x3dc00142 // ldr q2, [x10]
 	WORD $0x4f07e703 // movi v3.16b, #0xf8
 	WORD $0xf1000529 // subs x9, x9, #0x1
@@ -2723,10 +2723,10 @@ TEXT ·decodeInt4NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0xad051568 // stp q8, q5, [x11, #0xa0]
 	WORD $0xad061169 // stp q9, q4, [x11, #0xc0]
 	WORD $0xad070966 // stp q6, q2, [x11, #0xe0]
-	WORD $0x54fff561 // b.ne 0x27ec <decodeInt4NEON+0x28>
+	WORD $0x54fff561 // b.ne #-340
 	WORD $0xf9401689 // ldr x9, [x20, #0x28]
 	WORD $0x91001108 // add x8, x8, #0x4
-	WORD $0x17ffffa8 // b 0x27ec <decodeInt4NEON+0x28>
+	WORD $0x17ffffa8 // b #-352
 	WORD $0xd65f03c0 // ret
 
 // func indexSumNEON(t *byte)
@@ -2734,7 +2734,7 @@ TEXT ·indexSumNEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
 	WORD $0xf940128a // ldr x10, [x20, #0x20]
 	WORD $0xf100055f // cmp x10, #0x1
-	WORD $0x5400020b // b.lt 0x299c <indexSumNEON+0x48>
+	WORD $0x5400020b // b.lt #64
 	WORD $0x91010288 // add x8, x20, #0x40
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0x9100054a // add x10, x10, #0x1
@@ -2748,8 +2748,8 @@ TEXT ·indexSumNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x4e631c42 // bic v2.16b, v2.16b, v3.16b
 	WORD $0xbc404503 // ldr s3, [x8], #0x4
 	WORD $0x4f831040 // fmla v0.4s, v2.4s, v3.s[0]
-	WORD $0x54ffff08 // b.hi 0x2974 <indexSumNEON+0x20>
-	WORD $0x14000002 // b 0x29a0 <indexSumNEON+0x4c>
+	WORD $0x54ffff08 // b.hi #-32
+	WORD $0x14000002 // b #8
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0xf9400a88 // ldr x8, [x20, #0x10]
 	WORD $0x3d800100 // str q0, [x8]

@@ -16,11 +16,13 @@ import (
 	"os/exec"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 )
 
 var (
 	instruction = regexp.MustCompile(`(?m)^\s+([0-9a-f]+):\s+([0-9a-f]{8})\s+(.*)$`)
+	target      = regexp.MustCompile(`0x([0-9a-f]+) <[^>]*>`)
 	kept        = regexp.MustCompile(`(^|[\s,\[{])(sp|wsp|[wx](18|28|29))\b|\bx30\b`)
 )
 
@@ -60,7 +62,15 @@ func run(object, assembly, stubs string) error {
 		if kept.MatchString(words) {
 			return fmt.Errorf("a register that Go keeps, or the stack, in %q", words)
 		}
-		comment[m[1]] = words
+		pc, err := strconv.ParseInt(m[1], 16, 64)
+		if err != nil {
+			return err
+		}
+		// A branch is written relative to itself, as an assembler takes it.
+		comment[m[1]] = target.ReplaceAllStringFunc(words, func(t string) string {
+			to, _ := strconv.ParseInt(target.FindStringSubmatch(t)[1], 16, 64)
+			return fmt.Sprintf("#%d", to-pc)
+		})
 	}
 	symbols, err := f.Symbols()
 	if err != nil {
