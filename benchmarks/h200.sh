@@ -26,7 +26,7 @@ test)
 	! grep -qE '^(FAIL|panic)' "$out/test.log"
 	;;
 sanitize)
-	out=$2 only=${3-TestProbe}
+	out=$2 only=${3-TestCUDADevice}
 	cd metal
 	status=0
 	for tool in memcheck racecheck synccheck initcheck; do

@@ -61,6 +61,11 @@ func (c *chain) buffer(b []byte, m Memory) (Buffer, error) {
 
 const checkGroup = 64
 
+var checkVariants = []Variant{
+	{"check.metal", "norm", []Constant{{0, uint32(checkGroup)}}}, {"check.metal", "gemv", []Constant{{0, uint32(checkGroup)}}},
+	{"check.metal", "gemm", []Constant{{0, uint32(checkGroup)}}}, {"check.metal", "gather", []Constant{{0, uint32(checkGroup)}}},
+}
+
 // fill makes the buffers and the expected results.
 func (c *chain) fill() (err error) {
 	r := rand.New(rand.NewPCG(1, 2))
@@ -128,10 +133,19 @@ func (c *chain) fill() (err error) {
 	return err
 }
 
+func (c *chain) release() {
+	for _, b := range []Buffer{c.x, c.xn, c.y, c.m, c.wm, c.xm, c.w[0], c.w[1], c.s[0], c.s[1], c.g[0], c.g[1], c.parts} {
+		if b != nil {
+			b.Release()
+		}
+	}
+}
+
 func u32(v ...uint32) []byte { return bytesOf(v) }
 
 // run encodes the chain and compares the results.
 func (c *chain) run() error {
+	defer c.release()
 	if err := c.fill(); err != nil {
 		return err
 	}
@@ -143,10 +157,12 @@ func (c *chain) run() error {
 		return err
 	}
 	p := map[string]Pipeline{}
-	for _, k := range []string{"norm", "gemv", "gemm", "gather"} {
-		if p[k], err = lib.NewPipeline(k, Constant{0, uint32(checkGroup)}); err != nil {
+	defer lib.Release()
+	for _, v := range checkVariants {
+		if p[v.Kernel], err = lib.NewPipeline(v.Kernel, v.Constants...); err != nil {
 			return err
 		}
+		defer p[v.Kernel].Release()
 	}
 	parts := make([]byte, 0, 32)
 	for m := range 2 {
@@ -160,6 +176,7 @@ func (c *chain) run() error {
 	if err != nil {
 		return err
 	}
+	defer q.Release()
 	cb := q.CommandBuffer()
 	e := cb.Encoder(true)
 	e.SetPipeline(p["norm"])

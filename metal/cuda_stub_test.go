@@ -5,8 +5,11 @@ package metal
 import (
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -22,6 +25,7 @@ import (
 type stub struct {
 	modules []stubModule
 	errs    []string
+	kernels map[string]msl.Compiled
 }
 
 type stubModule struct {
@@ -66,21 +70,19 @@ func openStub(t *testing.T) (Device, *stub) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	withTestKernels(t, d)
+	theStub.kernels = d.(*cudaDevice).kernels
 	return d, &theStub
 }
 
 func (s *stub) load(ptx, id unsafe.Pointer) uintptr {
 	text := cString(ptx)
-	all, err := compiled()
-	if err != nil {
-		return 1
-	}
-	for _, v := range Variants() {
-		k := all[v.Key()]
+	for _, v := range slices.Concat(Variants(), testVariants) {
+		k := s.kernels[v.Key()]
 		if k.PTX != text {
 			continue
 		}
-		src, err := Source(v.File)
+		src, err := testSource(v.File)
 		if err != nil {
 			return 1
 		}
@@ -119,11 +121,11 @@ func (s *stub) launch(p unsafe.Pointer) uintptr {
 			d.Bufs[q.Index] = msl.Region{Ptr: unsafe.Pointer(&args[at]), Len: uint64(q.Size)}
 		case msl.Shared:
 			off := int(binary.LittleEndian.Uint32(args[at:]))
-			if off != shared || off >= int(a[7]) {
+			if off < shared || off >= int(a[7]) {
 				s.errs = append(s.errs, fmt.Sprintf("%s: shared memory at %d of %d", mod.v.Key(), off, a[7]))
 			}
-			d.Shared[q.Index] = uint32(a[7]) // the most that it can be
-			shared = off
+			d.Shared[q.Index] = uint32(a[7]) - uint32(off) // the most that it can be
+			shared = off + 16
 		}
 		at += q.Size
 	}
@@ -152,6 +154,10 @@ func TestCUDAHostCode(t *testing.T) {
 	if _, err := lib.NewPipeline("probe"); err == nil || !strings.Contains(err.Error(), "go generate") {
 		t.Errorf("PTX of another text was accepted: %v", err)
 	}
+	exerciseDriver(t, d)
+	if err := newChain(d, checkText(t)).run(); err != nil {
+		t.Error(err)
+	}
 	if err := d.Close(); err != nil {
 		t.Error(err)
 	}
@@ -160,6 +166,136 @@ func TestCUDAHostCode(t *testing.T) {
 	}
 	for _, e := range s.errs {
 		t.Error(e)
+	}
+}
+
+// testVariants are the kernels of the tests that run on real devices too.
+var testVariants = slices.Concat([]Variant{
+	{"driver.metal", "fill", driverConstants}, {"driver.metal", "mix", driverConstants}},
+	checkVariants)
+
+// testSource finds the text of a kernel file, the tests' or the product's.
+func testSource(name string) (string, error) {
+	switch name {
+	case "driver.metal":
+		return driverText, nil
+	case "check.metal":
+		b, err := os.ReadFile("testdata/check.metal")
+		return string(b), err
+	}
+	return Source(name)
+}
+
+const testArchive = "testdata/tests.ptx.zst"
+
+var update = flag.Bool("update", false, "compile "+testArchive+" anew")
+
+// withTestKernels adds the tests' PTX to what a CUDA device has.
+func withTestKernels(t *testing.T, d Device) {
+	t.Helper()
+	b, err := os.ReadFile(testArchive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	extra, err := msl.Unpack(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kernels := maps.Clone(d.(*cudaDevice).kernels)
+	maps.Copy(kernels, extra)
+	d.(*cudaDevice).kernels = kernels
+}
+
+// The tests' PTX is of their text, too.
+func TestPTXOfTests(t *testing.T) {
+	if *update {
+		var all []msl.Compiled
+		for _, v := range testVariants {
+			k, err := compileVariant(v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, k)
+		}
+		b, err := msl.Pack(all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(testArchive, b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := &cudaDevice{kernels: map[string]msl.Compiled{}}
+	withTestKernels(t, d)
+	for _, v := range testVariants {
+		text, err := testSource(v.File)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if k, ok := d.kernels[v.Key()]; !ok || k.Hash != msl.TextHash(text) {
+			t.Errorf("%s: missing or of another text: run go test ./metal -run PTXOfTests -update", v.Key())
+		}
+	}
+}
+
+func compileVariant(v Variant) (msl.Compiled, error) {
+	text, err := testSource(v.File)
+	if err != nil {
+		return msl.Compiled{}, err
+	}
+	f, err := msl.Parse(v.File, text)
+	if err != nil {
+		return msl.Compiled{}, err
+	}
+	var vals []msl.Value
+	for _, c := range v.Constants {
+		vals = append(vals, msl.Value(c))
+	}
+	ptx, e, err := msl.PTX(f, v.Kernel, vals)
+	return msl.Compiled{Key: v.Key(), Hash: msl.TextHash(text), Entry: e, PTX: strings.TrimRight(string(ptx), "\n")}, err
+}
+
+// What the compiler makes now is what is embedded; checked for a few kernels.
+func TestPTXIsReproducible(t *testing.T) {
+	emulator(t, EmulatorOptions{})
+	archive, err := compiled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := Variants()
+	for i := 0; i < len(all); i += max(1, len(all)/8) {
+		k, err := compileVariant(all[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if was := archive[k.Key]; was.PTX != k.PTX {
+			t.Errorf("%s is not what clang makes of it now: run go generate ./metal", k.Key)
+		}
+	}
+}
+
+// The same tests on a real device, if there is one.
+func TestCUDADevice(t *testing.T) {
+	names, err := cudaDriver.Devices()
+	if err != nil {
+		t.Skip("SKIPPED: ", err)
+	}
+	for i, name := range names {
+		d, err := cudaDriver.Open(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("device %d: %s", i, name)
+		withTestKernels(t, d)
+		exerciseDriver(t, d)
+		for range 3 {
+			if err := newChain(d, checkText(t)).run(); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -46,10 +46,11 @@ var cudaDriver = Driver{
 
 type cudaDevice struct {
 	*cudaLib
-	name   string
-	ctx    uintptr
-	ord    int32
-	limits Limits
+	name    string
+	ctx     uintptr
+	ord     int32
+	limits  Limits
+	kernels map[string]msl.Compiled
 }
 
 func (lib *cudaLib) open(index int) (_ Device, err error) {
@@ -57,6 +58,9 @@ func (lib *cudaLib) open(index int) (_ Device, err error) {
 		return nil, fmt.Errorf("cuda: %w %d: there are %d", ErrNoDevice, index, lib.count)
 	}
 	d := &cudaDevice{cudaLib: lib}
+	if d.kernels, err = compiled(); err != nil {
+		return nil, err
+	}
 	if d.name, err = lib.name(index); err != nil {
 		return nil, err
 	}
@@ -73,7 +77,7 @@ func (lib *cudaLib) open(index int) (_ Device, err error) {
 		_ = d.Close()
 		return nil, fmt.Errorf("cuda: %w: %s has compute capability %d.%d, kernels need 7.5", ErrNoDevice, d.name, major, minor)
 	}
-	d.limits = Limits{MaxBuffer: int(*total), Memory: int(*total - *total/16), ThreadgroupMemory: 48 << 10, Threads: 1024, Page: 4096, SIMD: true}
+	d.limits = Limits{MaxBuffer: int(*total), Memory: int(*total - *total/16), ThreadgroupMemory: 48 << 10, Threads: 1024, Page: 1, SIMD: true}
 	return d, nil
 }
 
@@ -112,12 +116,8 @@ type cudaPipeline struct {
 }
 
 func (l *cudaLibrary) NewPipeline(kernel string, constants ...Constant) (Pipeline, error) {
-	all, err := compiled()
-	if err != nil {
-		return nil, err
-	}
 	key := Variant{l.name, kernel, constants}.Key()
-	k, ok := all[key]
+	k, ok := l.d.kernels[key]
 	switch {
 	case !ok:
 		return nil, fmt.Errorf("cuda: no PTX for %s: is it one of metal.Variants, and was go generate ./metal run?", key)
@@ -129,7 +129,7 @@ func (l *cudaLibrary) NewPipeline(kernel string, constants ...Constant) (Pipelin
 		p.size = align(p.size, q.Align) + q.Size
 	}
 	module, fn, threads := new(uintptr), new(uintptr), new(int32)
-	err = l.d.do(func() error {
+	err := l.d.do(func() error {
 		if err := l.d.load(module, k.PTX); err != nil {
 			return err
 		}

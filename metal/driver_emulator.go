@@ -287,6 +287,8 @@ func (c *emuCommands) check(d *dispatch) {
 			c.bad("kernel %s: argument %d is bound but no parameter", k.Name, b.index)
 		case strings.HasSuffix(p.Type, "&") != (b.buf == nil):
 			c.bad("kernel %s: argument %d (%s): SetBytes is for references, SetBuffer for pointers", k.Name, p.Index, p.Name)
+		case b.buf == nil && b.bytes.hi-b.bytes.lo != d.pipeline.(*emuPipeline).m.Size(k.Name, b.index):
+			c.bad("kernel %s: argument %d (%s) is %d bytes, bound are %d", k.Name, p.Index, p.Name, d.pipeline.(*emuPipeline).m.Size(k.Name, b.index), b.bytes.hi-b.bytes.lo)
 		case b.buf != nil && b.buf.Len() == 0:
 			c.bad("kernel %s: argument %d (%s) was released", k.Name, p.Index, p.Name)
 		}

@@ -156,7 +156,7 @@ func (c *cudaCommands) pack(d *dispatch, args []byte) error {
 			}
 			binary.LittleEndian.PutUint64(args[at:], b.buf.Address()+uint64(b.off))
 		case msl.Bytes:
-			if b == nil || b.bytes.hi-b.bytes.lo < q.Size {
+			if b == nil || b.bytes.hi-b.bytes.lo != q.Size {
 				return fmt.Errorf("argument %d needs %d bytes", q.Index, q.Size)
 			}
 			copy(args[at:at+q.Size], c.bytes[b.bytes.lo:])

@@ -47,7 +47,8 @@ type Module struct {
 	set     uintptr
 	consts  [2]uintptr
 	kernels map[string]uintptr
-	literal string // values that the constants have now
+	sizes   map[string][31]int // of the structs behind references
+	literal string             // values that the constants have now
 }
 
 // engine runs one dispatch at a time: constants and the checker's shadows are
@@ -139,12 +140,12 @@ func Load(f *File, check bool) (*Module, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Module{File: f, engine: e, kernels: map[string]uintptr{}}
-	var find, table, bounds uintptr
+	m := &Module{File: f, engine: e, kernels: map[string]uintptr{}, sizes: map[string][31]int{}}
+	var find, size, table, bounds uintptr
 	for _, s := range []struct {
 		name string
 		dst  *uintptr
-	}{{"msl_find", &find}, {"msl_run", &m.run}, {"msl_kernels", &table}, {"msl_constant", &m.set}, {"msl_const_range", &bounds}} {
+	}{{"msl_find", &find}, {"msl_size", &size}, {"msl_run", &m.run}, {"msl_kernels", &table}, {"msl_constant", &m.set}, {"msl_const_range", &bounds}} {
 		if *s.dst, err = purego.Dlsym(h, s.name); err != nil {
 			return nil, err
 		}
@@ -155,6 +156,12 @@ func Load(f *File, check bool) (*Module, error) {
 	for _, k := range f.Kernels {
 		name := append([]byte(k.Name), 0)
 		m.kernels[k.Name], _, _ = purego.SyscallN(find, table, uintptr(unsafe.Pointer(&name[0])))
+		var sizes [31]int
+		for i := range sizes {
+			n, _, _ := purego.SyscallN(size, table, uintptr(unsafe.Pointer(&name[0])), uintptr(i))
+			sizes[i] = int(uint32(n))
+		}
+		m.sizes[k.Name] = sizes
 	}
 	modules[path] = m
 	return m, nil
@@ -165,6 +172,10 @@ func (m *Module) Check(vals []Value) error {
 	_, err := m.literals(vals)
 	return err
 }
+
+// Size is the size in bytes of the struct that a kernel takes by reference as
+// argument index.
+func (m *Module) Size(kernel string, index int) int { return m.sizes[kernel][index] }
 
 // Run executes a dispatch on workers threads. extra are regions that the kernel
 // reaches through pointers in its arguments.

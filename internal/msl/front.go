@@ -303,9 +303,16 @@ MSL_NOTSAN static inline msl_g3 msl_gpos(const MslThread *t) {
 			return "", err
 		}
 		fmt.Fprintf(&b, "MSL_NOTSAN static void msl_t_%s(const MslThread *t) {\n  %s;\n}\n", k.Name, c)
-		fmt.Fprintf(&table, "  {%q, msl_t_%s},\n", k.Name, k.Name)
+		var sizes [31]string
+		for i := range sizes {
+			sizes[i] = "0"
+			if p := k.Buffer(i); strings.HasSuffix(p.Type, "&") {
+				sizes[i] = "sizeof(" + strings.TrimSuffix(ctype(p.Type), "&") + ")"
+			}
+		}
+		fmt.Fprintf(&table, "  {%q, msl_t_%s, {%s}},\n", k.Name, k.Name, strings.Join(sizes[:], ", "))
 	}
-	fmt.Fprintf(&b, "extern \"C\" const MslKernel msl_kernels[] = {\n%s  {0, 0}};\n", table.String())
+	fmt.Fprintf(&b, "extern \"C\" const MslKernel msl_kernels[] = {\n%s  {0, 0, {}}};\n", table.String())
 	return b.String(), nil
 }
 

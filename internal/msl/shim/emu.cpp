@@ -270,6 +270,12 @@ MslTramp msl_find(const MslKernel *table, const char *name) {
   return nullptr;
 }
 
+uint32_t msl_size(const MslKernel *table, const char *name, int index) {
+  for (const MslKernel *k = table; k->name; k++)
+    if (!strcmp(k->name, name)) return k->size[index];
+  return 0;
+}
+
 int msl_run(MslTramp fn, const MslDispatch *d, uint64_t first, uint64_t last, char *err, int errlen) {
   if (!E) E = new Engine();
   Engine *e = E;

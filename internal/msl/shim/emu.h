@@ -36,12 +36,14 @@ typedef void (*MslTramp)(const MslThread *);
 struct MslKernel {
   const char *name;
   MslTramp fn;
+  uint16_t size[31]; // of the structs behind references, by buffer index
 };
 
 enum { MSL_ERR_DIVERGE = 1, MSL_ERR_BARRIER = 2, MSL_ERR_MEM = 3 };
 
 extern "C" {
 MslTramp msl_find(const MslKernel *table, const char *name);
+uint32_t msl_size(const MslKernel *table, const char *name, int index);
 // runs threadgroups [first, last) on the calling thread
 int msl_run(MslTramp fn, const MslDispatch *d, uint64_t first, uint64_t last, char *err, int errlen);
 MslThread *msl_cur(void);
