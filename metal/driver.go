@@ -16,6 +16,9 @@ var errNoResidency = errors.New("this device has no residency sets")
 // Driver opens the devices of one kind.
 type Driver struct {
 	Name string // metal, cuda or emulator
+	// Emulated says that kernels run on the CPU, slowly: nobody wants such a
+	// device who did not ask for it.
+	Emulated bool
 	// Devices names the devices in the order of their indices. The error wraps
 	// ErrNoDevice and says what is missing.
 	Devices func() ([]string, error)

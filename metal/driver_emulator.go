@@ -45,7 +45,8 @@ func OpenEmulator(o EmulatorOptions) (Device, error) {
 }
 
 var emulatorDriver = Driver{
-	Name: "emulator",
+	Name:     "emulator",
+	Emulated: true,
 	Devices: func() ([]string, error) {
 		if _, err := msl.Clang(); err != nil {
 			return nil, fmt.Errorf("emulator: %w: %w", ErrNoDevice, err)

@@ -32,15 +32,30 @@ type cudaLib struct {
 	count int
 }
 
-var libcuda = sync.OnceValues(func() (*cudaLib, error) { return loadCUDA("libcuda.so.1") })
+// libcudaPaths are where drivers put their library: where the loader looks, then
+// containers, WSL and NixOS.
+var libcudaPaths = []string{"libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1", "/run/opengl-driver/lib/libcuda.so.1"}
 
-func loadCUDA(path string) (*cudaLib, error) {
-	h, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_GLOBAL)
-	if err != nil {
-		return nil, fmt.Errorf("cuda: %w: no NVIDIA driver (%w)", ErrNoDevice, err)
+var libcuda = sync.OnceValues(func() (*cudaLib, error) { return loadCUDA(libcudaPaths...) })
+
+func loadCUDA(paths ...string) (*cudaLib, error) {
+	var h uintptr
+	var first error
+	for _, p := range paths {
+		var err error
+		if h, err = purego.Dlopen(p, purego.RTLD_NOW|purego.RTLD_GLOBAL); err == nil {
+			break
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	if h == 0 {
+		return nil, fmt.Errorf("cuda: %w: no NVIDIA driver (%w)", ErrNoDevice, first)
 	}
 	l := &cudaLib{fn: map[string]uintptr{}}
 	for _, n := range cudaFunctions {
+		var err error
 		if l.fn[n], err = purego.Dlsym(h, n); err != nil {
 			return nil, fmt.Errorf("cuda: %w: the NVIDIA driver is too old (%w)", ErrNoDevice, err)
 		}

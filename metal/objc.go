@@ -117,11 +117,15 @@ var loadObjC = sync.OnceValue(func() error {
 	return nil
 })
 
+// messages are argument lists in use again: thousands are sent for a token.
+var messages = sync.Pool{New: func() any { return new([8]uintptr) }}
+
 // msg sends a message whose arguments and result are integers or pointers.
 //
 //go:uintptrescapes
 func msg(o, s id, args ...uintptr) uintptr {
-	var a [8]uintptr
+	a := messages.Get().(*[8]uintptr)
+	defer messages.Put(a)
 	a[0], a[1] = o, s
 	r, _, _ := purego.SyscallN(objc.send, a[:2+copy(a[2:], args)]...)
 	return r

@@ -1,6 +1,7 @@
 package msl
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"embed"
 	"errors"
@@ -31,7 +32,7 @@ var Clang = sync.OnceValues(func() (string, error) {
 			continue
 		}
 		out, err := exec.Command(path, "--version").Output()
-		if m := regexp.MustCompile(`clang version (\d+)`).FindSubmatch(out); err == nil && m != nil {
+		if m := regexp.MustCompile(`(?m)^(?:\w+ )?clang version (\d+)`).FindSubmatch(out); err == nil && m != nil && !bytes.HasPrefix(out, []byte("Apple")) { // which lacks targets
 			if major, _ := strconv.Atoi(string(m[1])); major >= 18 {
 				return path, nil
 			}
