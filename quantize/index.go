@@ -67,17 +67,20 @@ func (x *weightIndex) place(name, shard string, size, was int64) {
 }
 
 // grow changes metadata.total_size, where there is one.
-func (x *weightIndex) grow(by int64) {
+func (x *weightIndex) grow(by int64) { x.setTotal(func(n int64) int64 { return n + by }) }
+
+func (x *weightIndex) setTotal(change func(int64) int64) {
 	meta := map[string]json.RawMessage{}
 	if json.Unmarshal(x.members["metadata"], &meta) != nil {
 		return
 	}
 	n, err := strconv.ParseInt(string(meta["total_size"]), 10, 64)
-	if err != nil {
+	if err != nil || change(n) == n {
 		return
 	}
-	meta["total_size"] = json.RawMessage(strconv.FormatInt(n+by, 10))
+	meta["total_size"] = json.RawMessage(strconv.FormatInt(change(n), 10))
 	x.members["metadata"], _ = json.Marshal(meta) // raw messages that were read
+	x.changed = true
 }
 
 // write replaces the file if something has changed, or removes it when nothing

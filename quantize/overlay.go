@@ -245,6 +245,9 @@ func (p *overlayPlanner) below(f *Found) (Found, error) {
 	if !slices.Contains(p.holders, info) {
 		p.holders = append(p.holders, info)
 	}
+	if info.State == OverlayMerging { // held refuses it
+		return *f, nil
+	}
 	g, err := info.record.below(p.o.Base, f)
 	if err != nil && (p.o.FromBase || p.o.InPlace()) {
 		return g, err

@@ -425,14 +425,12 @@ func (m *Merge) finish(inPlace bool) error {
 			}
 			for name, t := range s.copies {
 				if m.over[name] == t {
-					was := t.Size
-					if old := tensorOf(s.shard, name); !inPlace && old != nil {
-						was = old.Size
-					}
-					index.place(name, s.Name, t.Size, was)
+					index.place(name, s.Name, t.Size, t.Size)
 				}
 			}
 		}
+		total := m.total(index)
+		index.setTotal(func(int64) int64 { return total })
 		if err := index.write(); err != nil {
 			return err
 		}
@@ -441,4 +439,26 @@ func (m *Merge) finish(inPlace bool) error {
 		return nil
 	}
 	return errors.Join(m.record.discard(m.Base), m.record.forget(m.Base))
+}
+
+// total is the bytes of all tensors that the index maps.
+func (m *Merge) total(x *weightIndex) (n int64) {
+	size := map[[2]string]int64{}
+	for _, sh := range m.base.Shards {
+		if m.isOverlay(sh) {
+			continue
+		}
+		for _, t := range sh.Tensors {
+			size[[2]string{filepath.Base(sh.Path), t.Name}] = t.Size
+		}
+	}
+	for _, s := range m.Shards {
+		for name, t := range s.copies {
+			size[[2]string{s.Name, name}] = t.Size
+		}
+	}
+	for name, shard := range x.shards {
+		n += size[[2]string{shard, name}]
+	}
+	return n
 }

@@ -15,6 +15,9 @@ func (p *overlayPlanner) held() error {
 		return nil
 	}
 	info := p.holders[0]
+	if i := slices.IndexFunc(p.holders, func(o *OverlayInfo) bool { return o.State == OverlayMerging }); i >= 0 {
+		return beingMerged(p.o.Base.Dir, p.holders[i].Name)
+	}
 	if len(p.holders) == 1 && (p.o.Request.Name == "" || p.o.Request.Name == info.Name) {
 		p.o.Held = info // finish compares the jobs
 		return nil

@@ -198,9 +198,6 @@ func (o *Overlay) Write(ctx context.Context, opts ExecuteOptions) (*Result, erro
 	if err != nil {
 		return nil, err
 	}
-	if o.Held != nil && o.Held.State == OverlayMerging {
-		return nil, beingMerged(d.Dir, o.Name)
-	}
 	if opts.Threads < 1 {
 		opts.Threads = goruntime.GOMAXPROCS(0)
 	}
