@@ -21,6 +21,8 @@ const (
 // of Hugging Face's tokenizers have them. Constructs whose search could take
 // more than linear time, and those that no tokenizer uses, are refused:
 // look-around over more than one character, back references, atomic groups.
+// A backtracking library would need a time limit for files that nobody has
+// checked, and the ids of a text would then depend on the machine's speed.
 type textPattern struct {
 	insts    []patternInst
 	splits   int      // instructions that branch

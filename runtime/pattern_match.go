@@ -252,7 +252,6 @@ func (s *runeSet) before(text string, pos int) bool {
 // match is the end of the match that starts at pos, or −1.
 func (m *patternSearch) match(pos int) int {
 	insts, s, stack := m.p.insts, m.s, m.stack[:0]
-	defer func() { m.stack = stack[:0] }()
 	for pc := 0; ; {
 		in := &insts[pc]
 		ok := true
@@ -295,10 +294,12 @@ func (m *patternSearch) match(pos int) int {
 			stack = append(stack, patternJob{int(in.y), pos})
 			pc = int(in.x)
 		case patternMatch:
+			m.stack = stack // keeps what it grew to
 			return pos
 		}
 		for !ok {
 			if len(stack) == 0 {
+				m.stack = stack
 				return -1
 			}
 			job := stack[len(stack)-1]

@@ -154,6 +154,7 @@ type splitWork struct {
 	search  patternSearch
 	spans   []splitSpan
 	in, out []string
+	used    int // the most pieces that either held
 }
 
 type splitSpan struct {
@@ -161,10 +162,12 @@ type splitSpan struct {
 	match      bool
 }
 
+// reset lets go of the text.
 func (w *splitWork) reset() {
 	w.search.reset(nil, "")
-	clear(w.in[:cap(w.in)])
-	clear(w.out[:cap(w.out)])
+	clear(w.in[:min(w.used, cap(w.in))])
+	clear(w.out[:min(w.used, cap(w.out))])
+	w.used = 0
 }
 
 // split cuts s by all steps. The result is valid until the next call.
@@ -175,6 +178,7 @@ func (w *splitWork) split(s string, steps []splitStep) []string {
 		for _, piece := range w.in {
 			steps[i].cut(w, piece)
 		}
+		w.used = max(w.used, len(w.in), len(w.out))
 		w.in, w.out = w.out, w.in
 	}
 	return w.in

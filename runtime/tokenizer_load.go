@@ -110,15 +110,18 @@ func (l *tokenizerLoader) fail(kind error, what string, args ...any) {
 // what it does.
 func (l *tokenizerLoader) part(where string, raw jsontext.Value, dst any) bool {
 	err := json.Unmarshal(raw, dst, json.RejectUnknownMembers(true))
-	if err == nil {
-		return true
+	if err != nil {
+		l.wrong(where, err)
 	}
+	return err == nil
+}
+
+func (l *tokenizerLoader) wrong(where string, err error) {
 	kind := format.ErrCorrupt
 	if errors.Is(err, json.ErrUnknownName) {
 		kind = format.ErrUnsupported
 	}
 	l.problems = append(l.problems, &format.Error{Kind: kind, Path: "tokenizer.json", What: where, Err: err})
-	return false
 }
 
 // kind is the type of a component; empty for null.
@@ -341,16 +344,21 @@ func (l *tokenizerLoader) loadModel(raw jsontext.Value) {
 		l.fail(format.ErrCorrupt, "no model")
 		return
 	}
-	// The type first: other models have other keys. Files older than the key are BPE if they have merges.
+	// Files older than the key "type" are BPE if they have merges.
+	err := json.Unmarshal(raw, &c, json.RejectUnknownMembers(true), jsontext.AllowDuplicateNames(true)) // names were checked with the whole file
 	var head struct {
 		Type   string         `json:"type"`
 		Merges jsontext.Value `json:"merges"`
 	}
-	if err := json.Unmarshal(raw, &head); err == nil && head.Type != "BPE" && (head.Type != "" || head.Merges == nil) {
-		l.fail(format.ErrUnsupported, "model %q", head.Type)
-		return
+	if err != nil || c.Type != "BPE" {
+		// Other models have other keys: their name says more than the first of them.
+		if json.Unmarshal(raw, &head) == nil && (head.Type != "BPE" && head.Type != "" || head.Merges == nil) {
+			l.fail(format.ErrUnsupported, "model %q", head.Type)
+			return
+		}
 	}
-	if !l.part("model", raw, &c) {
+	if err != nil {
+		l.wrong("model", err)
 		return
 	}
 	for _, bad := range []struct {
@@ -409,11 +417,12 @@ func (l *tokenizerLoader) mergeTable(merges mergeList) {
 	m := l.t.model
 	m.merges = make(map[uint64]bpeMerge, len(merges))
 	m.joins = map[uint64]struct{}{}
+	var both []byte
 	for rank, pair := range merges {
 		a, okA := l.vocab[pair[0]]
 		b, okB := l.vocab[pair[1]]
-		both := pair[0] + pair[1]
-		id, ok := l.vocab[both]
+		both = append(append(both[:0], pair[0]...), pair[1]...)
+		id, ok := l.vocab[string(both)]
 		if !okA || !okB || !ok {
 			l.fail(format.ErrCorrupt, "merge %d of %q and %q is not in the vocabulary", rank, pair[0], pair[1])
 			return
@@ -423,7 +432,7 @@ func (l *tokenizerLoader) mergeTable(merges mergeList) {
 			continue
 		}
 		last := rune(-1)
-		for _, r := range both {
+		for _, r := range string(both) {
 			if last >= 0 {
 				m.joins[bpePair(last, r)] = struct{}{}
 			}
@@ -516,6 +525,7 @@ func (l *tokenizerLoader) addTokens(added []addedToken) {
 			return
 		}
 		t.normalized.add(content, a)
+		t.tokens[a.ID].text = content // so that a decoder can undo what a normalizer did
 	}
 }
 
