@@ -57,14 +57,11 @@ var cacheDir = sync.OnceValues(func() (string, error) {
 		fmt.Fprintln(h, e.Name(), len(b))
 		h.Write(b)
 	}
+	// code is loaded from here, so nobody else may write to it
 	base, err := os.UserCacheDir()
-	if err != nil {
-		base = os.TempDir()
-	}
 	dir := filepath.Join(base, "hawkmoth", "msl", fmt.Sprintf("%x", h.Sum(nil)[:8]))
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		dir = filepath.Join(os.TempDir(), "hawkmoth-msl", filepath.Base(dir))
-		if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err != nil || os.MkdirAll(dir, 0o700) != nil {
+		if dir, err = os.MkdirTemp("", "hawkmoth-msl"); err != nil {
 			return "", err
 		}
 	}
