@@ -34,7 +34,7 @@ func TestEveryISA(t *testing.T) {
 					"golden": TestG8SameBitsOnEveryMachine, "matvec": TestMatVecEqualsTheNaiveTranscription, "split": TestG3BatchAndRowSplitDoNotShow,
 					"quantize": TestQuantizeEqualsTheNaiveTranscription, "non-finite": TestB20NonFiniteActivationsStayVisible, "unknown": TestA7UnknownFormatIsRefused,
 					"dot": TestDotEqualsTheNaiveTranscription, "ties": TestTiesInEveryStripe, "norms": TestNorms, "exp": TestExpErrorBelowOneUlp, "silu": TestSigmoidSiLU,
-					"attention": TestAttentionEqualsTheNaiveTranscription, "softmax": TestSoftmaxEdges, "qabs": TestQAbs, "index": TestIndexScore, "route": TestRoute,
+					"attention": TestAttentionEqualsTheNaiveTranscription, "softmax": TestSoftmaxEdges, "qabs": TestQAbs, "index": TestIndexScore, "route": TestRoute, "topk": TestG7TopKTakesTheLowestOfEqualScores,
 					"rope": TestRoPERotates, "allocations": TestNothingAllocatesWithUsedScratch,
 				} {
 					t.Run(name, f)
@@ -305,6 +305,33 @@ func TestDequantAndQAbsOfEveryISA(t *testing.T) {
 				})
 			}
 		})
+	}
+}
+
+func TestTopKOfEveryISA(t *testing.T) {
+	for _, n := range awkward {
+		for k, kind := range append(kinds, "edges", "nan") {
+			r := rand.New(rand.NewPCG(uint64(n), uint64(k)))
+			x := sample(r, n, kinds[k%len(kinds)])
+			for i := range x {
+				switch {
+				case kind == "edges" && r.IntN(2) == 0:
+					x[i] = edges[r.IntN(len(edges))]
+				case kind == "nan" && r.IntN(3) > 0:
+					x[i] = float32(math.NaN())
+				}
+			}
+			everyISA(t, fmt.Sprint(n, kind), func() []float32 {
+				var all []float32
+				for _, top := range []int{0, 1, 2, n / 3, n / 2, n - 1, n} {
+					for _, i := range TopK(make([]int32, 0, n), x, top) {
+						all = append(all, float32(i))
+					}
+					all = append(all, -1)
+				}
+				return all
+			})
+		}
 	}
 }
 

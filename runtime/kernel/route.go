@@ -30,6 +30,12 @@ func TopK(dst []int32, scores []float32, k int) []int32 {
 		}
 		return dst
 	}
+	if k == 0 {
+		return dst
+	}
+	if kth, ok := kthSIMD(scores, k); ok {
+		return takeLargest(dst, scores, kth, k)
+	}
 	// Find the k-th largest key from its highest digit down. need counts how
 	// many keys with the prefix found so far are taken.
 	var prefix, mask uint32
@@ -54,6 +60,27 @@ func TopK(dst []int32, scores []float32, k int) []int32 {
 		case key > prefix:
 			dst = append(dst, int32(i))
 		case key == prefix && need > 0:
+			need--
+			dst = append(dst, int32(i))
+		}
+	}
+	return dst
+}
+
+// takeLargest appends the indices of the k largest scores, of which kth is the
+// least.
+func takeLargest(dst []int32, scores []float32, kth float32, k int) []int32 {
+	need := k
+	for _, s := range scores {
+		if s > kth {
+			need--
+		}
+	}
+	for i, s := range scores {
+		switch {
+		case s > kth:
+			dst = append(dst, int32(i))
+		case s == kth && need > 0:
 			need--
 			dst = append(dst, int32(i))
 		}

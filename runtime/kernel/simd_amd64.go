@@ -240,6 +240,15 @@ func indexSumVec(dots, w *float32, heads int, scale float32, dst *float32) {
 	indexSumAVX2(dots, w, heads, scale, dst)
 }
 
+const haveCount = true
+
+func countVec(p []float32, t float32) int {
+	if active == avx512 {
+		return countAtLeastAVX512(first(p), len(p), t)
+	}
+	return countAtLeastAVX2(first(p), len(p), t)
+}
+
 func readVec(p *byte, lines int) uint64 {
 	if active == avx512 {
 		return readAVX512(p, lines)

@@ -193,4 +193,8 @@ func indexSumVec(dots, w *float32, heads int, scale float32, dst *float32) {
 	indexSumNEON(v.arg())
 }
 
+const haveCount = false
+
+func countVec([]float32, float32) int { return 0 }
+
 func readVec(p *byte, lines int) uint64 { return readAll(unsafe.Slice(p, 64*lines)) }

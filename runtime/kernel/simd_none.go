@@ -36,3 +36,4 @@ func softmaxSIMD([]float32) bool                                                
 func indexSIMD(_, _, _, _ []float32, _ int, _ float32) bool                       { return false }
 func dequantSIMD(quantize.Matrix, int, int, []float32) bool                       { return false }
 func qabsSIMD(_, _ [][]float32, _ quantize.Matrix, _ int, _ *Scratch) bool        { return false }
+func kthSIMD([]float32, int) (float32, bool)                                      { return 0, false }

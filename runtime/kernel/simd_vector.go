@@ -429,3 +429,28 @@ func qabsSIMD(dst, q [][]float32, m quantize.Matrix, rowStart int, tmp *Scratch)
 	}
 	return true
 }
+
+// kthSIMD is the k-th largest of the scores, 0 < k < len(scores), found by
+// halving the interval of its order key; false if it is a NaN.
+func kthSIMD(scores []float32, k int) (float32, bool) {
+	low, high := orderKey(float32(math.Inf(-1))), orderKey(float32(math.Inf(1)))+1
+	if active == plain || !haveCount || countVec(scores, keyFloat(low)) < k {
+		return 0, false
+	}
+	for high-low > 1 {
+		if middle := low + (high-low)/2; countVec(scores, keyFloat(middle)) >= k {
+			low = middle
+		} else {
+			high = middle
+		}
+	}
+	return keyFloat(low), true
+}
+
+// keyFloat is the number of an order key.
+func keyFloat(key uint32) float32 {
+	if key>>31 == 0 {
+		return math.Float32frombits(^key)
+	}
+	return math.Float32frombits(key &^ (1 << 31))
+}

@@ -54,6 +54,11 @@ func accumulatePickedAVX512(acc *float32, cols int, w *float32, n int, rows *flo
 //go:noescape
 func accumulateFourAVX512(t *byte)
 
+// countAtLeastAVX512 counts the numbers of p that are at least t.
+//
+//go:noescape
+func countAtLeastAVX512(p *float32, n int, t float32) int
+
 // decodeInt8AVX512 writes blocks of 64 int8 codes times scale[0].
 //
 //go:noescape
@@ -128,6 +133,11 @@ func accumulateFourAVX2(t *byte)
 //
 //go:noescape
 func indexSumAVX2(dots *float32, w *float32, heads int, scale float32, dst *float32)
+
+// countAtLeastAVX2 counts the numbers of p that are at least t.
+//
+//go:noescape
+func countAtLeastAVX2(p *float32, n int, t float32) int
 
 // decodeInt8AVX2 writes blocks of 64 int8 codes times scale[0].
 //

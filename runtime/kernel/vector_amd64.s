@@ -1062,8 +1062,46 @@ done:
 	VZEROUPPER
 	RET
 
+// func countAtLeastAVX512(p *float32, n int, t float32) int
+// Requires: AVX, AVX512F, BMI2, POPCNT
+TEXT ·countAtLeastAVX512(SB), NOSPLIT, $0-32
+	MOVQ         p+0(FP), AX
+	MOVQ         n+8(FP), CX
+	VBROADCASTSS t+16(FP), Z0
+	XORQ         DX, DX
+	XORQ         BX, BX
+
+vector:
+	CMPQ    CX, $0x10
+	JL      tail
+	VMOVUPS (AX)(BX*1), Z1
+	VCMPPS  $0x0d, Z0, Z1, K2
+	KMOVW   K2, SI
+	POPCNTQ SI, SI
+	ADDQ    SI, DX
+	ADDQ    $0x40, BX
+	SUBQ    $0x10, CX
+	JMP     vector
+
+tail:
+	TESTQ     CX, CX
+	JZ        done
+	MOVQ      $-1, SI
+	BZHIQ     CX, SI, CX
+	KMOVW     CX, K1
+	VMOVUPS.Z (AX)(BX*1), K1, Z1
+	VCMPPS    $0x0d, Z0, Z1, K1, K2
+	KMOVW     K2, AX
+	POPCNTQ   AX, AX
+	ADDQ      AX, DX
+
+done:
+	MOVQ DX, ret+24(FP)
+	VZEROUPPER
+	RET
+
 // func decodeInt8AVX512(dst *float32, codes *byte, blocks int, scale *float32)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·decodeInt8AVX512(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         codes+8(FP), CX
@@ -1072,31 +1110,32 @@ TEXT ·decodeInt8AVX512(SB), NOSPLIT, $0-32
 	VBROADCASTSS (BX), Z1
 
 block:
-	VPMOVSXBD (CX), Z0
-	VCVTDQ2PS Z0, Z0
-	VMULPS    Z1, Z0, Z0
-	VMOVUPS   Z0, (AX)
-	VPMOVSXBD 16(CX), Z0
-	VCVTDQ2PS Z0, Z0
-	VMULPS    Z1, Z0, Z0
-	VMOVUPS   Z0, 64(AX)
-	VPMOVSXBD 32(CX), Z0
-	VCVTDQ2PS Z0, Z0
-	VMULPS    Z1, Z0, Z0
-	VMOVUPS   Z0, 128(AX)
-	VPMOVSXBD 48(CX), Z0
-	VCVTDQ2PS Z0, Z0
-	VMULPS    Z1, Z0, Z0
-	VMOVUPS   Z0, 192(AX)
-	ADDQ      $0x40, CX
-	ADDQ      $0x00000100, AX
-	DECQ      DX
-	JNZ       block
+	PREFETCHT1 4096(CX)
+	VPMOVSXBD  (CX), Z0
+	VCVTDQ2PS  Z0, Z0
+	VMULPS     Z1, Z0, Z0
+	VMOVUPS    Z0, (AX)
+	VPMOVSXBD  16(CX), Z0
+	VCVTDQ2PS  Z0, Z0
+	VMULPS     Z1, Z0, Z0
+	VMOVUPS    Z0, 64(AX)
+	VPMOVSXBD  32(CX), Z0
+	VCVTDQ2PS  Z0, Z0
+	VMULPS     Z1, Z0, Z0
+	VMOVUPS    Z0, 128(AX)
+	VPMOVSXBD  48(CX), Z0
+	VCVTDQ2PS  Z0, Z0
+	VMULPS     Z1, Z0, Z0
+	VMOVUPS    Z0, 192(AX)
+	ADDQ       $0x40, CX
+	ADDQ       $0x00000100, AX
+	DECQ       DX
+	JNZ        block
 	VZEROUPPER
 	RET
 
 // func decodeInt4AVX512(dst *float32, codes *byte, blocks int, scale *float32, each int)
-// Requires: AVX, AVX512BW, AVX512F
+// Requires: AVX, AVX512BW, AVX512F, MMX+
 TEXT ·decodeInt4AVX512(SB), NOSPLIT, $64-40
 	MOVQ         dst+0(FP), AX
 	MOVQ         codes+8(FP), CX
@@ -1108,6 +1147,7 @@ TEXT ·decodeInt4AVX512(SB), NOSPLIT, $64-40
 	MOVQ         SI, DI
 
 block:
+	PREFETCHT1   4096(CX)
 	VPMOVZXBW    (CX), Z0
 	VPSLLW       $0x04, Z0, Z4
 	VPORD        Z4, Z0, Z0
@@ -2201,8 +2241,47 @@ head:
 	VZEROUPPER
 	RET
 
+// func countAtLeastAVX2(p *float32, n int, t float32) int
+// Requires: AVX, POPCNT
+TEXT ·countAtLeastAVX2(SB), NOSPLIT, $0-32
+	MOVQ         p+0(FP), AX
+	MOVQ         n+8(FP), CX
+	VBROADCASTSS t+16(FP), Y0
+	XORQ         DX, DX
+	XORQ         BX, BX
+
+vector:
+	CMPQ      CX, $0x08
+	JL        tail
+	VMOVUPS   (AX)(BX*1), Y1
+	VCMPPS    $0x0d, Y0, Y1, Y1
+	VMOVMSKPS Y1, SI
+	POPCNTQ   SI, SI
+	ADDQ      SI, DX
+	ADDQ      $0x20, BX
+	SUBQ      $0x08, CX
+	JMP       vector
+
+tail:
+	TESTQ      CX, CX
+	JZ         done
+	LEAQ       tailLanes<>+0(SB), SI
+	NEGQ       CX
+	VMOVDQU    32(SI)(CX*4), Y2
+	VMASKMOVPS (AX)(BX*1), Y2, Y1
+	VCMPPS     $0x0d, Y0, Y1, Y1
+	VANDPS     Y2, Y1, Y1
+	VMOVMSKPS  Y1, AX
+	POPCNTQ    AX, AX
+	ADDQ       AX, DX
+
+done:
+	MOVQ DX, ret+24(FP)
+	VZEROUPPER
+	RET
+
 // func decodeInt8AVX2(dst *float32, codes *byte, blocks int, scale *float32)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·decodeInt8AVX2(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         codes+8(FP), CX
@@ -2211,47 +2290,48 @@ TEXT ·decodeInt8AVX2(SB), NOSPLIT, $0-32
 	VBROADCASTSS (BX), Y1
 
 block:
-	VPMOVSXBD (CX), Y0
-	VCVTDQ2PS Y0, Y0
-	VMULPS    Y1, Y0, Y0
-	VMOVUPS   Y0, (AX)
-	VPMOVSXBD 8(CX), Y0
-	VCVTDQ2PS Y0, Y0
-	VMULPS    Y1, Y0, Y0
-	VMOVUPS   Y0, 32(AX)
-	VPMOVSXBD 16(CX), Y0
-	VCVTDQ2PS Y0, Y0
-	VMULPS    Y1, Y0, Y0
-	VMOVUPS   Y0, 64(AX)
-	VPMOVSXBD 24(CX), Y0
-	VCVTDQ2PS Y0, Y0
-	VMULPS    Y1, Y0, Y0
-	VMOVUPS   Y0, 96(AX)
-	VPMOVSXBD 32(CX), Y0
-	VCVTDQ2PS Y0, Y0
-	VMULPS    Y1, Y0, Y0
-	VMOVUPS   Y0, 128(AX)
-	VPMOVSXBD 40(CX), Y0
-	VCVTDQ2PS Y0, Y0
-	VMULPS    Y1, Y0, Y0
-	VMOVUPS   Y0, 160(AX)
-	VPMOVSXBD 48(CX), Y0
-	VCVTDQ2PS Y0, Y0
-	VMULPS    Y1, Y0, Y0
-	VMOVUPS   Y0, 192(AX)
-	VPMOVSXBD 56(CX), Y0
-	VCVTDQ2PS Y0, Y0
-	VMULPS    Y1, Y0, Y0
-	VMOVUPS   Y0, 224(AX)
-	ADDQ      $0x40, CX
-	ADDQ      $0x00000100, AX
-	DECQ      DX
-	JNZ       block
+	PREFETCHT1 4096(CX)
+	VPMOVSXBD  (CX), Y0
+	VCVTDQ2PS  Y0, Y0
+	VMULPS     Y1, Y0, Y0
+	VMOVUPS    Y0, (AX)
+	VPMOVSXBD  8(CX), Y0
+	VCVTDQ2PS  Y0, Y0
+	VMULPS     Y1, Y0, Y0
+	VMOVUPS    Y0, 32(AX)
+	VPMOVSXBD  16(CX), Y0
+	VCVTDQ2PS  Y0, Y0
+	VMULPS     Y1, Y0, Y0
+	VMOVUPS    Y0, 64(AX)
+	VPMOVSXBD  24(CX), Y0
+	VCVTDQ2PS  Y0, Y0
+	VMULPS     Y1, Y0, Y0
+	VMOVUPS    Y0, 96(AX)
+	VPMOVSXBD  32(CX), Y0
+	VCVTDQ2PS  Y0, Y0
+	VMULPS     Y1, Y0, Y0
+	VMOVUPS    Y0, 128(AX)
+	VPMOVSXBD  40(CX), Y0
+	VCVTDQ2PS  Y0, Y0
+	VMULPS     Y1, Y0, Y0
+	VMOVUPS    Y0, 160(AX)
+	VPMOVSXBD  48(CX), Y0
+	VCVTDQ2PS  Y0, Y0
+	VMULPS     Y1, Y0, Y0
+	VMOVUPS    Y0, 192(AX)
+	VPMOVSXBD  56(CX), Y0
+	VCVTDQ2PS  Y0, Y0
+	VMULPS     Y1, Y0, Y0
+	VMOVUPS    Y0, 224(AX)
+	ADDQ       $0x40, CX
+	ADDQ       $0x00000100, AX
+	DECQ       DX
+	JNZ        block
 	VZEROUPPER
 	RET
 
 // func decodeInt4AVX2(dst *float32, codes *byte, blocks int, scale *float32, each int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·decodeInt4AVX2(SB), NOSPLIT, $64-40
 	MOVQ         dst+0(FP), AX
 	MOVQ         codes+8(FP), CX
@@ -2263,6 +2343,7 @@ TEXT ·decodeInt4AVX2(SB), NOSPLIT, $64-40
 	MOVQ         SI, DI
 
 block:
+	PREFETCHT1   4096(CX)
 	VPMOVZXBW    (CX), Y0
 	VPSLLW       $0x04, Y0, Y4
 	VPOR         Y4, Y0, Y0

@@ -214,6 +214,7 @@ func vectorFamily() {
 		accumulate(v, true)
 		accumulateFour(v)
 		indexSum(v)
+		countAtLeast(v)
 		decode(v)
 	}
 }
@@ -668,6 +669,44 @@ func accumulateFour(v *width) {
 	end()
 }
 
+// countAtLeast counts the scores that are not below a threshold; NaN is below.
+func countAtLeast(v *width) {
+	TEXT("countAtLeast"+v.suffix, NOSPLIT, "func(p *float32, n int, t float32) int")
+	Pragma("noescape")
+	Doc("countAtLeast" + v.suffix + " counts the numbers of p that are at least t.")
+	p, n := arg("p"), arg("n")
+	at, err := Param("t").Resolve()
+	if err != nil {
+		panic(err)
+	}
+	t, x := v.r[0], v.r[1]
+	VBROADCASTSS(at.Addr, t)
+	total := GP64()
+	XORQ(total, total)
+	v.each(n, v.r[2], func(a access, at reg.Register) {
+		bits := GP64()
+		a.load(memX(p, at, 1, 0), x)
+		switch {
+		case v.wide() && a.tail:
+			VCMPPS(Imm(13), t, x, reg.K1, reg.K2)
+			KMOVW(reg.K2, bits.As32())
+		case v.wide():
+			VCMPPS(Imm(13), t, x, reg.K2)
+			KMOVW(reg.K2, bits.As32())
+		default:
+			VCMPPS(Imm(13), t, x, x)
+			if a.tail {
+				VANDPS(a.mask, x, x)
+			}
+			VMOVMSKPS(x, bits.As32())
+		}
+		POPCNTQ(bits, bits)
+		ADDQ(bits, total)
+	})
+	Store(total, ReturnIndex(0))
+	end()
+}
+
 // indexSum is the sum over the heads of an indexer for four keys.
 func indexSum(v *width) {
 	if v.wide() {
@@ -709,6 +748,7 @@ func decode(v *width) {
 	dst, codes, n, scale := arg("dst"), arg("codes"), arg("blocks"), arg("scale")
 	VBROADCASTSS(mem(scale, 0), v.r[1])
 	Label("block")
+	PREFETCHT1(mem(codes, 4096))
 	for i := range 64 / v.lanes {
 		bytes(mem(codes, v.lanes*i), dst, v.r[1], i)
 	}
@@ -728,6 +768,7 @@ func decode(v *width) {
 	v.load(pattern(0x08080808), eight)
 	MOVQ(each, left)
 	Label("block")
+	PREFETCHT1(mem(codes, 4096))
 	for i := range 16 / v.lanes {
 		VPMOVZXBW(mem(codes, 16*i), v.r[0])
 		VPSLLW(Imm(4), v.r[0], v.r[4])
