@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -20,9 +21,18 @@ func with(i isa, f func()) {
 
 func TestISA(t *testing.T) {
 	t.Logf("levels: %v", isas)
-	if ISA() != isas[len(isas)-1].String() {
-		t.Errorf("%s in use, want the best", ISA())
+	names := ISAs()
+	if ISA() != names[len(names)-1] || names[0] != "go" {
+		t.Errorf("%s of %v in use, want the best", ISA(), names)
 	}
+	if err := UseISA("abacus"); !errors.Is(err, format.ErrUnsupported) || ISA() == "abacus" {
+		t.Errorf("UseISA(abacus) = %v", err)
+	}
+	with(active, func() {
+		if err := UseISA("go"); err != nil || ISA() != "go" {
+			t.Errorf("UseISA(go) = %v, %s in use", err, ISA())
+		}
+	})
 }
 
 // Every test of the arithmetic must hold at every level of instructions.
