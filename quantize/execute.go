@@ -327,18 +327,12 @@ func (c *converter) convert(out *format.Writer, b block) error {
 			return err
 		}
 	} else {
-		codec, err := CodecFor(spec.Format)
-		if err != nil {
-			return err
-		}
-		w := grow(&c.w, b.rows*spec.Cols)
-		if err := it.Source.ReadRows(&c.source, b.row, b.rows, w); err != nil {
-			return err
-		}
 		if it.Packed() {
 			m.S = grow(&c.scales, int(spec.Scales()))
 		}
-		codec.Encode(m, 0, b.rows, w)
+		if err := c.encode(m, b); err != nil {
+			return err
+		}
 	}
 	if err := out.WriteAt(it.Want.Name, m.W, b.codesAt()); err != nil || !it.Packed() {
 		return err
@@ -346,6 +340,42 @@ func (c *converter) convert(out *format.Writer, b block) error {
 	bytes := grow(&c.bytes, 4*len(m.S))
 	F32ToBytes(bytes, m.S)
 	return out.WriteAt(it.Want.Name+format.ScaleSuffix, bytes, b.scalesAt())
+}
+
+// stripWeights is the number of weights that are decoded at a time: as float32
+// they stay in a core's cache until they are encoded.
+const stripWeights = 1 << 14
+
+// encode quantises the block strip by strip. What is not finite shows in the
+// scales, or in the values of a format without.
+func (c *converter) encode(m Matrix, b block) error {
+	s := b.item.Source
+	codec, err := CodecFor(m.Format)
+	if err == nil {
+		err = s.fetch(&c.source, b.row, b.rows)
+	}
+	if err != nil {
+		return err
+	}
+	high := max(m.Format.Info().BlockRows, 1)
+	strip := max(high, stripWeights/m.Cols/high*high)
+	w := grow(&c.w, min(strip, b.rows)*m.Cols)
+	sound := true
+	for row := 0; row < b.rows; row += strip {
+		n := min(strip, b.rows-row)
+		part := w[:n*m.Cols]
+		if err := s.decode(&c.source, b.row+row, n, part); err != nil {
+			return err
+		}
+		if m.S == nil {
+			sound = sound && finite(maxAbs(part))
+		}
+		codec.Encode(m, row, n, part)
+	}
+	if !sound || !finite(maxAbs(m.S)) {
+		return s.notFinite(&c.source)
+	}
+	return nil
 }
 
 // codesAt and scalesAt are the offsets in bytes of the block's codes and scales

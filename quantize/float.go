@@ -38,6 +38,13 @@ func F32ToBytes(dst []byte, src []float32) {
 // BF16ToF32 widens len(dst) little-endian bfloat16.
 func BF16ToF32(dst []float32, src []byte) {
 	src = src[:2*len(dst)]
+	for ; len(dst) >= 4; src, dst = src[8:], dst[4:] {
+		four, to := binary.LittleEndian.Uint64(src), dst[:4]
+		to[0] = math.Float32frombits(uint32(four) << 16)
+		to[1] = math.Float32frombits(uint32(four) & 0xffff0000)
+		to[2] = math.Float32frombits(uint32(four>>32) << 16)
+		to[3] = math.Float32frombits(uint32(four>>32) & 0xffff0000)
+	}
 	for i := range dst {
 		dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(src[2*i:])) << 16)
 	}

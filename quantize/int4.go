@@ -1,5 +1,7 @@
 package quantize
 
+import "math"
+
 // int4-row: two codes a byte, the even column in the low nibble, one scale a
 // row; w = (nib−8)·s. The high nibble of an odd row's last byte is 0.
 
@@ -11,18 +13,24 @@ func decodeInt4(dst []float32, code []byte, scales []float32, _ int) {
 	decodeNibbles(dst, code, scales[0])
 }
 
-// encodeNibbles packs w under one scale, which it returns.
+// encodeNibbles packs w under one scale, which it returns. It rounds as rint
+// does, with the zero point in the sum: the last four bits of it are the code.
 func encodeNibbles(code []byte, w []float32) float32 {
+	const shift = 3<<22 + 8
 	s := absmaxScale(w, 7)
-	n := len(w) / 2
 	code = code[:(len(w)+1)/2]
-	for i := range n {
-		lo := rint(w[2*i]/s) + 8
-		hi := rint(w[2*i+1]/s) + 8
-		code[i] = byte(lo&15 | hi<<4)
+	for ; len(w) >= 8 && len(code) >= 4; w, code = w[8:], code[4:] {
+		x, c := w[:8], code[:4]
+		for i := range c {
+			c[i] = byte(math.Float32bits(x[2*i]/s+shift)&15 | math.Float32bits(x[2*i+1]/s+shift)<<4)
+		}
 	}
-	if len(w)%2 != 0 {
-		code[n] = byte(rint(w[2*n]/s)+8) & 15
+	for i := range code {
+		c := math.Float32bits(w[2*i]/s+shift) & 15
+		if 2*i+1 < len(w) {
+			c |= math.Float32bits(w[2*i+1]/s+shift) << 4
+		}
+		code[i] = byte(c)
 	}
 	return s
 }

@@ -35,6 +35,7 @@ func (s *Source) Packed() bool { return s.DType == format.DTypeU8 }
 type SourceBuffer struct {
 	raw, grid []byte
 	scales    []float32
+	first     int // row of the matrix that raw begins with
 }
 
 // widen is how the plain dtypes become float32, exactly.
@@ -154,27 +155,39 @@ func (s *Source) ReadRows(buf *SourceBuffer, row, n int, dst []float32) error {
 
 // read is ReadRows for any values.
 func (s *Source) read(buf *SourceBuffer, row, n int, dst []float32) error {
-	buf.raw = resize(buf.raw, n*int(s.rowBytes()))
-	if err := s.readAt(s.Tensor, buf.raw, s.Offset+int64(row)*s.rowBytes()); err != nil {
+	if err := s.fetch(buf, row, n); err != nil {
 		return err
 	}
+	return s.decode(buf, row, n, dst)
+}
+
+// fetch reads the rows [row, row+n) as they are stored.
+func (s *Source) fetch(buf *SourceBuffer, row, n int) error {
+	buf.first = row
+	buf.raw = resize(buf.raw, n*int(s.rowBytes()))
+	if err := s.readAt(s.Tensor, buf.raw, s.Offset+int64(row)*s.rowBytes()); err != nil || s.Scales == nil {
+		return err
+	}
+	high := max(s.Stored.Format.Info().BlockRows, 1)
+	top := row / high
+	return s.readScales(buf, top, (row+n+high-1)/high-top)
+}
+
+// decode widens some of the rows that were fetched.
+func (s *Source) decode(buf *SourceBuffer, row, n int, dst []float32) error {
+	code := s.Stored.RowBytes()
 	if s.Scales == nil {
-		widen[s.DType](dst, buf.raw)
+		widen[s.DType](dst[:n*s.Cols], buf.raw[(row-buf.first)*code:])
 		return nil
 	}
 	codec, err := CodecFor(s.Stored.Format)
 	if err != nil {
 		return err
 	}
-	high := max(s.Stored.Format.Info().BlockRows, 1)
-	top := row / high
-	if err := s.readScales(buf, top, (row+n+high-1)/high-top); err != nil {
-		return err
-	}
-	m := Matrix{Spec: s.Stored, W: buf.raw}
-	scales, code := s.Stored.ScaleCols(), s.Stored.RowBytes()
+	m := Matrix{Spec: s.Stored}
+	high, scales := max(s.Stored.Format.Info().BlockRows, 1), s.Stored.ScaleCols()
 	for i := range n {
-		m.S, m.W = buf.scales[((row+i)/high-top)*scales:], buf.raw[i*code:]
+		m.W, m.S = buf.raw[(row+i-buf.first)*code:], buf.scales[((row+i)/high-buf.first/high)*scales:]
 		codec.Decode(m, 0, dst[i*s.Cols:(i+1)*s.Cols])
 	}
 	return nil
