@@ -300,11 +300,15 @@ func (s *Shard) checkLayout() Problems {
 		}
 	}
 	if at != s.Size && len(problems) == 0 || at > s.Size {
-		what := fmt.Sprintf("shard is truncated: %d bytes are missing", at-s.Size)
-		if at < s.Size {
-			what = fmt.Sprintf("%d bytes follow the last tensor", s.Size-at)
+		what, cut := fmt.Sprintf("%d bytes follow the last tensor", s.Size-at), &Tensor{}
+		if at > s.Size {
+			first := slices.IndexFunc(s.Tensors, func(t *Tensor) bool { return t.Offset+t.Size > s.Size })
+			cut, what = s.Tensors[first], fmt.Sprintf("shard is truncated: %d bytes are missing", at-s.Size)
+			if more := len(s.Tensors) - first - 1; more > 0 {
+				what += fmt.Sprintf(", here and in the %d tensors after it", more)
+			}
 		}
-		problems = append(problems, s.problem(&Tensor{}, what, fmt.Sprintf("%d bytes", s.Size), fmt.Sprint(at)))
+		problems = append(problems, s.problem(cut, what, fmt.Sprintf("%d bytes", s.Size), fmt.Sprint(at)))
 	}
 	return problems
 }

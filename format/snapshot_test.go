@@ -259,7 +259,7 @@ func TestD6TruncatedShardsAreAllListed(t *testing.T) {
 		}
 	}
 	_, err := Open(dir)
-	wantError(t, err, ErrCorrupt, paths[0]+": shard is truncated: 1 bytes are missing", paths[2]+": shard is truncated: 400 bytes are missing")
+	wantError(t, err, ErrCorrupt, paths[0]+": b0: shard is truncated: 1 bytes are missing", paths[2]+": b2: shard is truncated: 400 bytes are missing")
 	if strings.Contains(err.Error(), paths[1]) {
 		t.Errorf("%q blames a good shard", err)
 	}

@@ -151,20 +151,11 @@ func (f *flags) chosen(cmd *cobra.Command) (*quantize.Recipe, error) {
 
 // size reads "5G", "500M", "5GB" or bytes, in decimal units.
 func size(text string) (int64, error) {
-	number, unit := strings.TrimSuffix(strings.ToUpper(text), "B"), 1.0
-	for i, u := range []string{"K", "M", "G", "T"} {
-		if n, ok := strings.CutSuffix(number, u); ok {
-			number = n
-			for range i + 1 {
-				unit *= 1000
-			}
-		}
-	}
-	n, err := strconv.ParseFloat(number, 64)
-	if err != nil || n*unit < 1 || n*unit > 1<<60 {
+	n, ok := cli.ParseBytes(text)
+	if !ok {
 		return 0, &format.Error{Kind: format.ErrUsage, What: "--max-shard-size", Found: strconv.Quote(text), Wanted: "a size such as 500M or 5G"}
 	}
-	return int64(n * unit), nil
+	return n, nil
 }
 
 func convert(cmd *cobra.Command, args []string, f *flags) error {

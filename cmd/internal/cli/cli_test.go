@@ -401,3 +401,20 @@ func TestPeakMemory(t *testing.T) {
 		t.Errorf("%s before and %s after touching 64 MiB", Bytes(before), Bytes(after))
 	}
 }
+
+func TestTableKeepsLabelsLeft(t *testing.T) {
+	table := NewTable("layer", "n").Left(0)
+	table.Add("1,3,5", 1)
+	table.Add("0", 22)
+	if got, want := table.String(), "layer   n\n1,3,5   1\n0      22\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestParseBytes(t *testing.T) {
+	for text, want := range map[string]int64{"96G": 96e9, "1.5GB": 15e8, "5 G": 0, "500m": 5e8, "7": 7, "2tb": 2e12, "": 0, "-1G": 0, "G": 0, "nan": 0, "1e30": 0, "0": 0, "12 apples": 0} {
+		if got, ok := ParseBytes(text); got != want || ok != (want > 0) {
+			t.Errorf("%q: %d, %v, want %d", text, got, ok, want)
+		}
+	}
+}

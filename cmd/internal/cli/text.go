@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -45,12 +46,44 @@ func Duration(d time.Duration) string {
 	}
 }
 
+// ParseBytes reads a number of bytes as people write it, in decimal units:
+// "96G", "1.5GB", "500M"; false for anything else and for less than a byte.
+func ParseBytes(text string) (int64, bool) {
+	number, unit := strings.TrimSuffix(strings.ToUpper(text), "B"), 1.0
+	for i, u := range []string{"K", "M", "G", "T"} {
+		if n, ok := strings.CutSuffix(number, u); ok {
+			number, unit = n, math.Pow(1000, float64(i+1))
+			break
+		}
+	}
+	n, err := strconv.ParseFloat(number, 64)
+	if err != nil || !(n*unit >= 1 && n*unit <= 1<<60) {
+		return 0, false
+	}
+	return int64(n * unit), true
+}
+
 // Table is text in aligned columns. A column whose cells are numbers, with or
 // without a unit, is aligned to the right.
-type Table struct{ rows [][]string }
+type Table struct {
+	rows [][]string
+	left map[int]bool
+}
 
 // NewTable is a table with a head.
-func NewTable(head ...string) *Table { return &Table{[][]string{head}} }
+func NewTable(head ...string) *Table { return &Table{rows: [][]string{head}} }
+
+// Left aligns columns, counted from 0, to the left whatever is in them: labels
+// such as "1,3,5" look like numbers.
+func (t *Table) Left(columns ...int) *Table {
+	if t.left == nil {
+		t.left = map[int]bool{}
+	}
+	for _, c := range columns {
+		t.left[c] = true
+	}
+	return t
+}
 
 // Add appends a row; cells are written as fmt.Sprint writes them.
 func (t *Table) Add(cells ...any) {
@@ -68,7 +101,7 @@ func (t *Table) String() string {
 	for i, row := range t.rows {
 		for j, cell := range row {
 			if j == len(width) {
-				width, right = append(width, 0), append(right, true)
+				width, right = append(width, 0), append(right, !t.left[j])
 			}
 			width[j] = max(width[j], cellWidth(cell))
 			right[j] = right[j] && (i == 0 || numeric(cell))
