@@ -15,7 +15,7 @@ func BenchmarkMatVec(b *testing.B) {
 			continue
 		}
 		m := encoded(r, s, "normal")
-		for _, n := range []int{1, 4, 8, 16, 128} {
+		for _, n := range []int{1, 4, 6, 8, 12, 16, 128} {
 			var tmp Scratch
 			xs, ys, act := make([][]float32, n), make([][]float32, n), make([]Activation, n)
 			for i := range xs {

@@ -258,10 +258,10 @@ func readVec(p *byte, lines int) uint64 {
 
 var panels = [...]map[format.ID]panelKernel{
 	avx512: {
-		format.Int8Row:     {spreadInt8AVX512, multiplyInt8RowAVX512},
-		format.Int4Row:     {spreadInt4AVX512, multiplyInt4RowAVX512},
-		format.Int4Grouped: {spreadInt4AVX512, multiplyInt4GroupedAVX512},
-		format.Int3G64:     {spreadInt3AVX512, multiplyInt3GroupedAVX512},
-		format.Int2Row:     {spreadInt2AVX512, multiplyInt2RowAVX512},
+		format.Int8Row:     {spreadInt8AVX512, multiplyInt8RowAVX512, 7},
+		format.Int4Row:     {spreadInt4AVX512, multiplyInt4RowAVX512, 8},
+		format.Int4Grouped: {spreadInt4AVX512, multiplyInt4GroupedAVX512, 8},
+		format.Int3G64:     {spreadInt3AVX512, multiplyInt3GroupedAVX512, 10},
+		format.Int2Row:     {spreadInt2AVX512, multiplyInt2RowAVX512, 10},
 	},
 }

@@ -42,16 +42,17 @@ type panelScratch struct {
 	bytes []byte
 }
 
-// panelKernel spreads a panel and multiplies it with four vectors.
-type panelKernel struct{ spread, multiply func(*byte) }
-
-// panelVectors is the least number of vectors for which spreading pays.
-const panelVectors = 9
+// panelKernel spreads a panel and multiplies it with four vectors; that pays
+// from so many vectors on.
+type panelKernel struct {
+	spread, multiply func(*byte)
+	from             int
+}
 
 // panelRowsSIMD is intRowsSIMD for many vectors.
 func panelRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32, first int, tmp *Scratch) bool {
 	k := panels[active][m.Format]
-	if len(act) < panelVectors || k.spread == nil || m.Format == format.Int4Grouped && m.Group%Block != 0 {
+	if k.spread == nil || len(act) < k.from || m.Format == format.Int4Grouped && m.Group%Block != 0 {
 		return false
 	}
 	l := &layouts[m.Format]
