@@ -277,3 +277,33 @@ func (c *wordCache) put(w string, ids []int32) {
 	e := &cachedWord{strings.Clone(w), append([]int32(nil), ids...)}
 	c.slots[maphash.String(c.seed, w)%wordCacheSlots].Store(e)
 }
+
+// byteAlphabet is the printable character that byte-level vocabularies write
+// for each byte (GPT-2's bytes_to_unicode), byteOfRune its inverse.
+var byteAlphabet, byteOfRune = func() (to [256]rune, from map[rune]byte) {
+	from = map[rune]byte{}
+	next := rune(256)
+	for i := range 256 {
+		r := rune(i)
+		if r < '!' || r > '~' && r < 0xa1 || r == 0xad {
+			r = next
+			next++
+		}
+		to[i], from[r] = r, byte(i)
+	}
+	return to, from
+}()
+
+// fromByteAlphabet is the bytes that s spells; false if a character is not of
+// the alphabet.
+func fromByteAlphabet(s string) (string, bool) {
+	out := make([]byte, 0, len(s))
+	for _, r := range s {
+		b, ok := byteOfRune[r]
+		if !ok {
+			return "", false
+		}
+		out = append(out, b)
+	}
+	return string(out), true
+}
