@@ -225,6 +225,9 @@ func (p *overlayPlanner) item(f *Found) {
 		return
 	}
 	it := newItem(f.Want, source, p.o.Request.Choice)
+	if _, err := CodecFor(below.Spec.Format); err == nil && !p.o.FromBase {
+		it.Under = below.Source()
+	}
 	if f.Role == KVB {
 		it.HeadRows = p.o.Request.HeadRows
 	}

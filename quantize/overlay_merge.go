@@ -384,6 +384,9 @@ func (s *MergeShard) write(ctx context.Context, dir string, progress func(int64)
 	if err != nil {
 		return errors.Join(err, w.Abort())
 	}
+	if err := s.shard.Close(); err != nil { // some systems replace no open file
+		return errors.Join(err, w.Abort())
+	}
 	return w.Commit()
 }
 
@@ -438,7 +441,7 @@ func (m *Merge) finish(inPlace bool) error {
 	if !inPlace {
 		return nil
 	}
-	return errors.Join(m.record.discard(m.Base), m.record.forget(m.Base))
+	return errors.Join(m.base.Close(), m.record.discard(m.Base), m.record.forget(m.Base))
 }
 
 // total is the bytes of all tensors that the index maps.

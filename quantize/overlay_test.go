@@ -251,6 +251,11 @@ func TestOverlayIsWhatAConversionWrites(t *testing.T) {
 			t.Error(err)
 		} else {
 			checkHeads(t, f, v)
+			for _, e := range v.Tensors { // the base's int8-row
+				if e.Base < 0.003 || e.Base > 0.02 {
+					t.Errorf("%s: error of the base %+v", f, e)
+				}
+			}
 		}
 		if _, err := RemoveOverlay(req.Dir, "kvb"); err != nil {
 			t.Fatal(err)
@@ -392,11 +397,12 @@ func TestA1UncertainGroupsAreReadAsTheCensusReadsThem(t *testing.T) {
 		t.Fatalf("%v is not ambiguous", got)
 	}
 
-	o, err := NewOverlay(snap, nil, wants, kvB("f32"))
+	_, err := NewOverlay(snap, nil, wants, kvB("f32"))
 	wantError(t, err, format.ErrUsage, "--index-only")
 	req := kvB("f32")
 	req.Dir = outDir(t)
-	if o, err = NewOverlay(snap, nil, wants, req); err != nil {
+	o, err := NewOverlay(snap, nil, wants, req)
+	if err != nil {
 		t.Fatal(err)
 	}
 	write(t, o)

@@ -24,6 +24,8 @@ type Item struct {
 	Instead string
 	// HeadRows is the rows of one attention head, 0 where errors per head say nothing.
 	HeadRows int
+	// Under is what an overlay replaces, where the values come from elsewhere.
+	Under *Source
 }
 
 // Params is the number of weights.

@@ -35,6 +35,8 @@ type TensorError struct {
 	Tensor string  `json:"tensor"`
 	Format string  `json:"format"`
 	Error  float64 `json:"relative_rms_error"`
+	// Base is the error of what an overlay replaces, against the same source.
+	Base float64 `json:"base_relative_rms_error,omitempty"`
 }
 
 // RoleError is the same over all tensors of a role, with the worst of them.
@@ -114,6 +116,7 @@ type blockError struct {
 	item *Item
 	errorSum
 	floor int        // rows
+	base  errorSum   // of the tensor that is replaced
 	head  int        // of the first row
 	heads []errorSum // from that head on
 }
@@ -135,6 +138,7 @@ func (s errorSum) relative() float64 {
 
 type comparer struct {
 	source      SourceBuffer
+	under       []float32
 	w, row      []float32
 	code, bytes []byte
 	scales      []float32
@@ -182,6 +186,13 @@ func (c *comparer) compare(out *format.Snapshot, b block) (blockError, error) {
 		if belowFloor(m, i, from) {
 			sum.floor++
 		}
+	}
+	if it.Under != nil {
+		under := grow(&c.under, b.rows*spec.Cols)
+		if err := it.Under.read(&c.source, b.row, b.rows, under); err != nil {
+			return sum, err
+		}
+		sum.base = squares(w, under)
 	}
 	return sum, nil
 }
@@ -234,13 +245,14 @@ func (p *Plan) verification(sums []blockError) (*Verification, error) {
 	var problems format.Problems
 	for i := 0; i < len(sums); {
 		it := sums[i].item
-		var t errorSum
+		var t, base errorSum
 		var heads []errorSum
 		if it.HeadRows > 0 {
 			heads = make([]errorSum, (it.Spec.Rows+it.HeadRows-1)/it.HeadRows)
 		}
 		for ; i < len(sums) && sums[i].item == it; i++ {
 			t.add(sums[i].errorSum)
+			base.add(sums[i].base)
 			v.BelowFloor += sums[i].floor
 			for h, e := range sums[i].heads {
 				heads[sums[i].head+h].add(e)
@@ -248,7 +260,7 @@ func (p *Plan) verification(sums []blockError) (*Verification, error) {
 		}
 		r := it.role()
 		perRole[r].add(t)
-		e := TensorError{it.Want.Name, it.Spec.Name(), t.relative()}
+		e := TensorError{it.Want.Name, it.Spec.Name(), t.relative(), base.relative()}
 		if e.Error > worst[r].Error || worst[r].Tensor == "" {
 			worst[r] = e
 		}

@@ -27,19 +27,6 @@ func mount(t *testing.T, size string) string {
 	return dir
 }
 
-func names(t *testing.T, dir string) []string {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var list []string
-	for _, e := range entries {
-		list = append(list, e.Name())
-	}
-	return list
-}
-
 // TestE4DiskTooSmall: known before a byte is written.
 func TestE4DiskTooSmall(t *testing.T) {
 	disk := mount(t, "1m")
@@ -69,6 +56,20 @@ func TestE4ReadOnlyDisk(t *testing.T) {
 		}
 	}
 	if left := names(t, out); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// TestE4OverlayOnAFullDisk: refused before a byte, and nothing is left.
+func TestE4OverlayOnAFullDisk(t *testing.T) {
+	checkpoint, base := finished(t)
+	disk := mount(t, "100k")
+	out := filepath.Join(disk, "over")
+	code, _, stderr := run(t, "overlay", base, "--role", "kv_b", "--format", "int4-grouped/64", "--from", checkpoint, "-o", out)
+	if code != cli.Failed || !strings.Contains(stderr, "the disk cannot hold the overlay: no space left on device (found 102400 bytes free, wanted 195584 bytes)") {
+		t.Errorf("exit %d, stderr\n%s", code, stderr)
+	}
+	if left := names(t, disk); len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
 }

@@ -221,6 +221,12 @@ func (r *overlayReport) verify(cmd *cobra.Command, o *quantize.Overlay, threads 
 		return err
 	}
 	r.Result.VerifySeconds = time.Since(start).Seconds()
+	for _, e := range r.Verification.Tensors {
+		if e.Base > 0.5 {
+			cli.Warn(cmd, "%s of the base is %.0f%% off the values of %s: is that the checkpoint that the base was made from?", e.Tensor, 100*e.Base, r.Source)
+			break
+		}
+	}
 	if n := r.Verification.BelowFloor; n > 0 {
 		cli.Warn(cmd, "%d rows hold weights below the smallest scale: they became zeros", n)
 	}

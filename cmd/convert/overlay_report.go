@@ -93,9 +93,25 @@ func (r *overlayReport) text() string {
 	if len(r.MTPLeft) > 0 {
 		fmt.Fprintf(&b, "the MTP block keeps its own, --mtp replaces them too: %s\n", strings.Join(r.MTPLeft, ", "))
 	}
+	if least, worst := r.baseErrors(); worst > 0 {
+		fmt.Fprintf(&b, "error of what is replaced: %.3g%% to %.3g%%\n", 100*least, 100*worst)
+	}
 	b.WriteString(r.heads())
 	b.WriteString(r.last())
 	return b.String()
+}
+
+// baseErrors is the least and the largest error of the tensors that are
+// replaced, where the source tells.
+func (r *overlayReport) baseErrors() (least, worst float64) {
+	if r.Verification == nil || len(r.Verification.Tensors) == 0 {
+		return 0, 0
+	}
+	least = r.Verification.Tensors[0].Base
+	for _, e := range r.Verification.Tensors {
+		least, worst = min(least, e.Base), max(worst, e.Base)
+	}
+	return least, worst
 }
 
 // heads says how the error is spread over attention heads.
@@ -121,11 +137,11 @@ func (r *overlayReport) heads() string {
 
 // tensors is a table of every tensor, with its error if it was measured.
 func (r *overlayReport) tensors() string {
-	errs := map[string]float64{}
+	errs, was := map[string]float64{}, map[string]float64{}
 	heads := map[string]float64{}
 	if r.Verification != nil {
 		for _, e := range r.Verification.Tensors {
-			errs[e.Tensor] = e.Error
+			errs[e.Tensor], was[e.Tensor] = e.Error, e.Base
 		}
 		for _, h := range r.Verification.Heads {
 			for _, e := range h.Errors {
@@ -135,7 +151,7 @@ func (r *overlayReport) tensors() string {
 	}
 	head := []string{"tensor", "source", "format", "overlay", "shard"}
 	if r.Verification != nil {
-		head = append(head, "error", "worst head")
+		head = append(head, "error of base", "error", "worst head")
 	}
 	table := cli.NewTable(head...)
 	for _, s := range r.plan.Shards {
@@ -147,7 +163,7 @@ func (r *overlayReport) tensors() string {
 				if e, ok := heads[it.Want.Name]; ok {
 					worst = percent(e)
 				}
-				row = append(row, percent(errs[it.Want.Name]), worst)
+				row = append(row, percent(was[it.Want.Name]), percent(errs[it.Want.Name]), worst)
 			}
 			table.Add(row...)
 		}
