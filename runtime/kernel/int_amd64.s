@@ -120,10 +120,12 @@ TEXT ·int4RowAVX512(SB), NOSPLIT, $0-8
 	VPBROADCASTD CX, Z29
 	MOVL         $0x00010001, CX
 	VPBROADCASTD CX, Z31
-	VMOVDQU32    stripeOrder<>+0(SB), Z30
-	MOVQ         176(AX), CX
-	MOVQ         136(AX), DX
-	VPXOR        Y0, Y0, Y0
+
+tile:
+	VMOVDQU32 stripeOrder<>+0(SB), Z30
+	MOVQ      176(AX), CX
+	MOVQ      136(AX), DX
+	VPXOR     Y0, Y0, Y0
 
 clear:
 	VMOVUPS Y0, (CX)
@@ -371,10 +373,11 @@ lastvector:
 
 sums:
 	VMOVDQU32 everyFourth<>+0(SB), Z30
-	VMOVUPS   192(AX), X1
+	MOVQ      216(AX), CX
+	VMOVUPS   (CX), X1
 	MOVQ      176(AX), CX
 	MOVQ      184(AX), DX
-	MOVQ      136(AX), AX
+	MOVQ      136(AX), BX
 
 out:
 	VMOVUPS   (CX), Z2
@@ -387,8 +390,28 @@ out:
 	VMOVUPS   X2, (DX)
 	ADDQ      $0x40, CX
 	ADDQ      $0x10, DX
-	DECQ      AX
+	DECQ      BX
 	JNZ       out
+	DECQ      224(AX)
+	JZ        end
+	MOVQ      DX, 184(AX)
+	MOVQ      232(AX), CX
+	ADDQ      CX, (AX)
+	ADDQ      CX, 8(AX)
+	ADDQ      CX, 16(AX)
+	ADDQ      CX, 24(AX)
+	ADDQ      CX, 160(AX)
+	MOVQ      240(AX), CX
+	ADDQ      CX, 64(AX)
+	ADDQ      CX, 72(AX)
+	ADDQ      CX, 80(AX)
+	ADDQ      CX, 88(AX)
+	ADDQ      CX, 168(AX)
+	MOVQ      248(AX), CX
+	ADDQ      CX, 216(AX)
+	JMP       tile
+
+end:
 	VZEROUPPER
 	RET
 
@@ -400,10 +423,12 @@ TEXT ·int4G32AVX512(SB), NOSPLIT, $0-8
 	VPBROADCASTD CX, Z29
 	MOVL         $0x00010001, CX
 	VPBROADCASTD CX, Z31
-	VMOVDQU32    stripeOrder<>+0(SB), Z30
-	MOVQ         176(AX), CX
-	MOVQ         136(AX), DX
-	VPXOR        Y0, Y0, Y0
+
+tile:
+	VMOVDQU32 stripeOrder<>+0(SB), Z30
+	MOVQ      176(AX), CX
+	MOVQ      136(AX), DX
+	VPXOR     Y0, Y0, Y0
 
 clear:
 	VMOVUPS Y0, (CX)
@@ -709,10 +734,11 @@ lastvector:
 
 sums:
 	VMOVDQU32 everyFourth<>+0(SB), Z30
-	VMOVUPS   192(AX), X1
+	MOVQ      216(AX), CX
+	VMOVUPS   (CX), X1
 	MOVQ      176(AX), CX
 	MOVQ      184(AX), DX
-	MOVQ      136(AX), AX
+	MOVQ      136(AX), BX
 
 out:
 	VMOVUPS   (CX), Z2
@@ -725,8 +751,28 @@ out:
 	VMOVUPS   X2, (DX)
 	ADDQ      $0x40, CX
 	ADDQ      $0x10, DX
-	DECQ      AX
+	DECQ      BX
 	JNZ       out
+	DECQ      224(AX)
+	JZ        end
+	MOVQ      DX, 184(AX)
+	MOVQ      232(AX), CX
+	ADDQ      CX, (AX)
+	ADDQ      CX, 8(AX)
+	ADDQ      CX, 16(AX)
+	ADDQ      CX, 24(AX)
+	ADDQ      CX, 160(AX)
+	MOVQ      240(AX), CX
+	ADDQ      CX, 64(AX)
+	ADDQ      CX, 72(AX)
+	ADDQ      CX, 80(AX)
+	ADDQ      CX, 88(AX)
+	ADDQ      CX, 168(AX)
+	MOVQ      248(AX), CX
+	ADDQ      CX, 216(AX)
+	JMP       tile
+
+end:
 	VZEROUPPER
 	RET
 
@@ -738,10 +784,12 @@ TEXT ·int4G64AVX512(SB), NOSPLIT, $0-8
 	VPBROADCASTD CX, Z29
 	MOVL         $0x00010001, CX
 	VPBROADCASTD CX, Z31
-	VMOVDQU32    stripeOrder<>+0(SB), Z30
-	MOVQ         176(AX), CX
-	MOVQ         136(AX), DX
-	VPXOR        Y0, Y0, Y0
+
+tile:
+	VMOVDQU32 stripeOrder<>+0(SB), Z30
+	MOVQ      176(AX), CX
+	MOVQ      136(AX), DX
+	VPXOR     Y0, Y0, Y0
 
 clear:
 	VMOVUPS Y0, (CX)
@@ -1010,10 +1058,11 @@ lastvector:
 
 sums:
 	VMOVDQU32 everyFourth<>+0(SB), Z30
-	VMOVUPS   192(AX), X1
+	MOVQ      216(AX), CX
+	VMOVUPS   (CX), X1
 	MOVQ      176(AX), CX
 	MOVQ      184(AX), DX
-	MOVQ      136(AX), AX
+	MOVQ      136(AX), BX
 
 out:
 	VMOVUPS   (CX), Z2
@@ -1026,8 +1075,28 @@ out:
 	VMOVUPS   X2, (DX)
 	ADDQ      $0x40, CX
 	ADDQ      $0x10, DX
-	DECQ      AX
+	DECQ      BX
 	JNZ       out
+	DECQ      224(AX)
+	JZ        end
+	MOVQ      DX, 184(AX)
+	MOVQ      232(AX), CX
+	ADDQ      CX, (AX)
+	ADDQ      CX, 8(AX)
+	ADDQ      CX, 16(AX)
+	ADDQ      CX, 24(AX)
+	ADDQ      CX, 160(AX)
+	MOVQ      240(AX), CX
+	ADDQ      CX, 64(AX)
+	ADDQ      CX, 72(AX)
+	ADDQ      CX, 80(AX)
+	ADDQ      CX, 88(AX)
+	ADDQ      CX, 168(AX)
+	MOVQ      248(AX), CX
+	ADDQ      CX, 216(AX)
+	JMP       tile
+
+end:
 	VZEROUPPER
 	RET
 
@@ -1039,10 +1108,12 @@ TEXT ·int4G128AVX512(SB), NOSPLIT, $0-8
 	VPBROADCASTD CX, Z29
 	MOVL         $0x00010001, CX
 	VPBROADCASTD CX, Z31
-	VMOVDQU32    stripeOrder<>+0(SB), Z30
-	MOVQ         176(AX), CX
-	MOVQ         136(AX), DX
-	VPXOR        Y0, Y0, Y0
+
+tile:
+	VMOVDQU32 stripeOrder<>+0(SB), Z30
+	MOVQ      176(AX), CX
+	MOVQ      136(AX), DX
+	VPXOR     Y0, Y0, Y0
 
 clear:
 	VMOVUPS Y0, (CX)
@@ -1314,10 +1385,11 @@ lastvector:
 
 sums:
 	VMOVDQU32 everyFourth<>+0(SB), Z30
-	VMOVUPS   192(AX), X1
+	MOVQ      216(AX), CX
+	VMOVUPS   (CX), X1
 	MOVQ      176(AX), CX
 	MOVQ      184(AX), DX
-	MOVQ      136(AX), AX
+	MOVQ      136(AX), BX
 
 out:
 	VMOVUPS   (CX), Z2
@@ -1330,8 +1402,28 @@ out:
 	VMOVUPS   X2, (DX)
 	ADDQ      $0x40, CX
 	ADDQ      $0x10, DX
-	DECQ      AX
+	DECQ      BX
 	JNZ       out
+	DECQ      224(AX)
+	JZ        end
+	MOVQ      DX, 184(AX)
+	MOVQ      232(AX), CX
+	ADDQ      CX, (AX)
+	ADDQ      CX, 8(AX)
+	ADDQ      CX, 16(AX)
+	ADDQ      CX, 24(AX)
+	ADDQ      CX, 160(AX)
+	MOVQ      240(AX), CX
+	ADDQ      CX, 64(AX)
+	ADDQ      CX, 72(AX)
+	ADDQ      CX, 80(AX)
+	ADDQ      CX, 88(AX)
+	ADDQ      CX, 168(AX)
+	MOVQ      248(AX), CX
+	ADDQ      CX, 216(AX)
+	JMP       tile
+
+end:
 	VZEROUPPER
 	RET
 
@@ -1343,10 +1435,12 @@ TEXT ·int4G256AVX512(SB), NOSPLIT, $0-8
 	VPBROADCASTD CX, Z29
 	MOVL         $0x00010001, CX
 	VPBROADCASTD CX, Z31
-	VMOVDQU32    stripeOrder<>+0(SB), Z30
-	MOVQ         176(AX), CX
-	MOVQ         136(AX), DX
-	VPXOR        Y0, Y0, Y0
+
+tile:
+	VMOVDQU32 stripeOrder<>+0(SB), Z30
+	MOVQ      176(AX), CX
+	MOVQ      136(AX), DX
+	VPXOR     Y0, Y0, Y0
 
 clear:
 	VMOVUPS Y0, (CX)
@@ -1617,10 +1711,11 @@ lastvector:
 
 sums:
 	VMOVDQU32 everyFourth<>+0(SB), Z30
-	VMOVUPS   192(AX), X1
+	MOVQ      216(AX), CX
+	VMOVUPS   (CX), X1
 	MOVQ      176(AX), CX
 	MOVQ      184(AX), DX
-	MOVQ      136(AX), AX
+	MOVQ      136(AX), BX
 
 out:
 	VMOVUPS   (CX), Z2
@@ -1633,8 +1728,28 @@ out:
 	VMOVUPS   X2, (DX)
 	ADDQ      $0x40, CX
 	ADDQ      $0x10, DX
-	DECQ      AX
+	DECQ      BX
 	JNZ       out
+	DECQ      224(AX)
+	JZ        end
+	MOVQ      DX, 184(AX)
+	MOVQ      232(AX), CX
+	ADDQ      CX, (AX)
+	ADDQ      CX, 8(AX)
+	ADDQ      CX, 16(AX)
+	ADDQ      CX, 24(AX)
+	ADDQ      CX, 160(AX)
+	MOVQ      240(AX), CX
+	ADDQ      CX, 64(AX)
+	ADDQ      CX, 72(AX)
+	ADDQ      CX, 80(AX)
+	ADDQ      CX, 88(AX)
+	ADDQ      CX, 168(AX)
+	MOVQ      248(AX), CX
+	ADDQ      CX, 216(AX)
+	JMP       tile
+
+end:
 	VZEROUPPER
 	RET
 
@@ -1646,10 +1761,12 @@ TEXT ·int2RowAVX512(SB), NOSPLIT, $0-8
 	VPBROADCASTD CX, Z29
 	MOVL         $0x00010001, CX
 	VPBROADCASTD CX, Z31
-	VMOVDQU32    stripeOrder<>+0(SB), Z30
-	MOVQ         176(AX), CX
-	MOVQ         136(AX), DX
-	VPXOR        Y0, Y0, Y0
+
+tile:
+	VMOVDQU32 stripeOrder<>+0(SB), Z30
+	MOVQ      176(AX), CX
+	MOVQ      136(AX), DX
+	VPXOR     Y0, Y0, Y0
 
 clear:
 	VMOVUPS Y0, (CX)
@@ -1927,10 +2044,11 @@ lastvector:
 
 sums:
 	VMOVDQU32 everyFourth<>+0(SB), Z30
-	VMOVUPS   192(AX), X1
+	MOVQ      216(AX), CX
+	VMOVUPS   (CX), X1
 	MOVQ      176(AX), CX
 	MOVQ      184(AX), DX
-	MOVQ      136(AX), AX
+	MOVQ      136(AX), BX
 
 out:
 	VMOVUPS   (CX), Z2
@@ -1943,8 +2061,28 @@ out:
 	VMOVUPS   X2, (DX)
 	ADDQ      $0x40, CX
 	ADDQ      $0x10, DX
-	DECQ      AX
+	DECQ      BX
 	JNZ       out
+	DECQ      224(AX)
+	JZ        end
+	MOVQ      DX, 184(AX)
+	MOVQ      232(AX), CX
+	ADDQ      CX, (AX)
+	ADDQ      CX, 8(AX)
+	ADDQ      CX, 16(AX)
+	ADDQ      CX, 24(AX)
+	ADDQ      CX, 160(AX)
+	MOVQ      240(AX), CX
+	ADDQ      CX, 64(AX)
+	ADDQ      CX, 72(AX)
+	ADDQ      CX, 80(AX)
+	ADDQ      CX, 88(AX)
+	ADDQ      CX, 168(AX)
+	MOVQ      248(AX), CX
+	ADDQ      CX, 216(AX)
+	JMP       tile
+
+end:
 	VZEROUPPER
 	RET
 
@@ -1956,10 +2094,12 @@ TEXT ·int3G64AVX512(SB), NOSPLIT, $0-8
 	VPBROADCASTD CX, Z29
 	MOVL         $0x00010001, CX
 	VPBROADCASTD CX, Z31
-	VMOVDQU32    stripeOrder<>+0(SB), Z30
-	MOVQ         176(AX), CX
-	MOVQ         136(AX), DX
-	VPXOR        Y0, Y0, Y0
+
+tile:
+	VMOVDQU32 stripeOrder<>+0(SB), Z30
+	MOVQ      176(AX), CX
+	MOVQ      136(AX), DX
+	VPXOR     Y0, Y0, Y0
 
 clear:
 	VMOVUPS Y0, (CX)
@@ -2584,10 +2724,11 @@ lastvector:
 
 sums:
 	VMOVDQU32 everyFourth<>+0(SB), Z30
-	VMOVUPS   192(AX), X1
+	MOVQ      216(AX), CX
+	VMOVUPS   (CX), X1
 	MOVQ      176(AX), CX
 	MOVQ      184(AX), DX
-	MOVQ      136(AX), AX
+	MOVQ      136(AX), BX
 
 out:
 	VMOVUPS   (CX), Z2
@@ -2600,15 +2741,37 @@ out:
 	VMOVUPS   X2, (DX)
 	ADDQ      $0x40, CX
 	ADDQ      $0x10, DX
-	DECQ      AX
+	DECQ      BX
 	JNZ       out
+	DECQ      224(AX)
+	JZ        end
+	MOVQ      DX, 184(AX)
+	MOVQ      232(AX), CX
+	ADDQ      CX, (AX)
+	ADDQ      CX, 8(AX)
+	ADDQ      CX, 16(AX)
+	ADDQ      CX, 24(AX)
+	ADDQ      CX, 160(AX)
+	MOVQ      240(AX), CX
+	ADDQ      CX, 64(AX)
+	ADDQ      CX, 72(AX)
+	ADDQ      CX, 80(AX)
+	ADDQ      CX, 88(AX)
+	ADDQ      CX, 168(AX)
+	MOVQ      248(AX), CX
+	ADDQ      CX, 216(AX)
+	JMP       tile
+
+end:
 	VZEROUPPER
 	RET
 
 // func int8RowAVX512(t *byte)
 // Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, FMA3, MMX+
 TEXT ·int8RowAVX512(SB), NOSPLIT, $0-8
-	MOVQ  t+0(FP), AX
+	MOVQ t+0(FP), AX
+
+tile:
 	MOVQ  176(AX), CX
 	MOVQ  136(AX), DX
 	VPXOR Y0, Y0, Y0
@@ -2820,10 +2983,11 @@ lastvector:
 	JNZ             lastvector
 
 sums:
-	VMOVSD 192(AX), X1
+	MOVQ   216(AX), CX
+	VMOVSD (CX), X1
 	MOVQ   176(AX), CX
 	MOVQ   184(AX), DX
-	MOVQ   136(AX), AX
+	MOVQ   136(AX), BX
 
 out:
 	VMOVUPS      (CX), Y2
@@ -2837,8 +3001,24 @@ out:
 	VMOVLPS      X2, (DX)
 	ADDQ         $0x40, CX
 	ADDQ         $0x10, DX
-	DECQ         AX
+	DECQ         BX
 	JNZ          out
+	DECQ         224(AX)
+	JZ           end
+	MOVQ         DX, 184(AX)
+	MOVQ         232(AX), CX
+	ADDQ         CX, (AX)
+	ADDQ         CX, 8(AX)
+	ADDQ         CX, 160(AX)
+	MOVQ         240(AX), CX
+	ADDQ         CX, 64(AX)
+	ADDQ         CX, 72(AX)
+	ADDQ         CX, 168(AX)
+	MOVQ         248(AX), CX
+	ADDQ         CX, 216(AX)
+	JMP          tile
+
+end:
 	VZEROUPPER
 	RET
 
@@ -2925,7 +3105,9 @@ GLOBL oddBits<>(SB), RODATA|NOPTR, $32
 // func int4RowAVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int4RowAVX2(SB), NOSPLIT, $0-8
-	MOVQ  t+0(FP), AX
+	MOVQ t+0(FP), AX
+
+tile:
 	MOVQ  176(AX), CX
 	MOVQ  136(AX), DX
 	VPXOR Y0, Y0, Y0
@@ -3171,10 +3353,11 @@ lastvector:
 	JNZ            lastvector
 
 sums:
-	VMOVSD 192(AX), X1
+	MOVQ   216(AX), CX
+	VMOVSD (CX), X1
 	MOVQ   176(AX), CX
 	MOVQ   184(AX), DX
-	MOVQ   136(AX), AX
+	MOVQ   136(AX), BX
 
 out:
 	VMOVUPS      (CX), Y2
@@ -3188,15 +3371,33 @@ out:
 	VMOVLPS      X2, (DX)
 	ADDQ         $0x40, CX
 	ADDQ         $0x10, DX
-	DECQ         AX
+	DECQ         BX
 	JNZ          out
+	DECQ         224(AX)
+	JZ           end
+	MOVQ         DX, 184(AX)
+	MOVQ         232(AX), CX
+	ADDQ         CX, (AX)
+	ADDQ         CX, 8(AX)
+	ADDQ         CX, 160(AX)
+	MOVQ         240(AX), CX
+	ADDQ         CX, 64(AX)
+	ADDQ         CX, 72(AX)
+	ADDQ         CX, 168(AX)
+	MOVQ         248(AX), CX
+	ADDQ         CX, 216(AX)
+	JMP          tile
+
+end:
 	VZEROUPPER
 	RET
 
 // func int4G32AVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int4G32AVX2(SB), NOSPLIT, $0-8
-	MOVQ  t+0(FP), AX
+	MOVQ t+0(FP), AX
+
+tile:
 	MOVQ  176(AX), CX
 	MOVQ  136(AX), DX
 	VPXOR Y0, Y0, Y0
@@ -3481,10 +3682,11 @@ lastvector:
 	JNZ            lastvector
 
 sums:
-	VMOVSD 192(AX), X1
+	MOVQ   216(AX), CX
+	VMOVSD (CX), X1
 	MOVQ   176(AX), CX
 	MOVQ   184(AX), DX
-	MOVQ   136(AX), AX
+	MOVQ   136(AX), BX
 
 out:
 	VMOVUPS      (CX), Y2
@@ -3498,15 +3700,33 @@ out:
 	VMOVLPS      X2, (DX)
 	ADDQ         $0x40, CX
 	ADDQ         $0x10, DX
-	DECQ         AX
+	DECQ         BX
 	JNZ          out
+	DECQ         224(AX)
+	JZ           end
+	MOVQ         DX, 184(AX)
+	MOVQ         232(AX), CX
+	ADDQ         CX, (AX)
+	ADDQ         CX, 8(AX)
+	ADDQ         CX, 160(AX)
+	MOVQ         240(AX), CX
+	ADDQ         CX, 64(AX)
+	ADDQ         CX, 72(AX)
+	ADDQ         CX, 168(AX)
+	MOVQ         248(AX), CX
+	ADDQ         CX, 216(AX)
+	JMP          tile
+
+end:
 	VZEROUPPER
 	RET
 
 // func int4G64AVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int4G64AVX2(SB), NOSPLIT, $0-8
-	MOVQ  t+0(FP), AX
+	MOVQ t+0(FP), AX
+
+tile:
 	MOVQ  176(AX), CX
 	MOVQ  136(AX), DX
 	VPXOR Y0, Y0, Y0
@@ -3765,10 +3985,11 @@ lastvector:
 	JNZ            lastvector
 
 sums:
-	VMOVSD 192(AX), X1
+	MOVQ   216(AX), CX
+	VMOVSD (CX), X1
 	MOVQ   176(AX), CX
 	MOVQ   184(AX), DX
-	MOVQ   136(AX), AX
+	MOVQ   136(AX), BX
 
 out:
 	VMOVUPS      (CX), Y2
@@ -3782,15 +4003,33 @@ out:
 	VMOVLPS      X2, (DX)
 	ADDQ         $0x40, CX
 	ADDQ         $0x10, DX
-	DECQ         AX
+	DECQ         BX
 	JNZ          out
+	DECQ         224(AX)
+	JZ           end
+	MOVQ         DX, 184(AX)
+	MOVQ         232(AX), CX
+	ADDQ         CX, (AX)
+	ADDQ         CX, 8(AX)
+	ADDQ         CX, 160(AX)
+	MOVQ         240(AX), CX
+	ADDQ         CX, 64(AX)
+	ADDQ         CX, 72(AX)
+	ADDQ         CX, 168(AX)
+	MOVQ         248(AX), CX
+	ADDQ         CX, 216(AX)
+	JMP          tile
+
+end:
 	VZEROUPPER
 	RET
 
 // func int4G128AVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int4G128AVX2(SB), NOSPLIT, $0-8
-	MOVQ  t+0(FP), AX
+	MOVQ t+0(FP), AX
+
+tile:
 	MOVQ  176(AX), CX
 	MOVQ  136(AX), DX
 	VPXOR Y0, Y0, Y0
@@ -4051,10 +4290,11 @@ lastvector:
 	JNZ            lastvector
 
 sums:
-	VMOVSD 192(AX), X1
+	MOVQ   216(AX), CX
+	VMOVSD (CX), X1
 	MOVQ   176(AX), CX
 	MOVQ   184(AX), DX
-	MOVQ   136(AX), AX
+	MOVQ   136(AX), BX
 
 out:
 	VMOVUPS      (CX), Y2
@@ -4068,15 +4308,33 @@ out:
 	VMOVLPS      X2, (DX)
 	ADDQ         $0x40, CX
 	ADDQ         $0x10, DX
-	DECQ         AX
+	DECQ         BX
 	JNZ          out
+	DECQ         224(AX)
+	JZ           end
+	MOVQ         DX, 184(AX)
+	MOVQ         232(AX), CX
+	ADDQ         CX, (AX)
+	ADDQ         CX, 8(AX)
+	ADDQ         CX, 160(AX)
+	MOVQ         240(AX), CX
+	ADDQ         CX, 64(AX)
+	ADDQ         CX, 72(AX)
+	ADDQ         CX, 168(AX)
+	MOVQ         248(AX), CX
+	ADDQ         CX, 216(AX)
+	JMP          tile
+
+end:
 	VZEROUPPER
 	RET
 
 // func int4G256AVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int4G256AVX2(SB), NOSPLIT, $0-8
-	MOVQ  t+0(FP), AX
+	MOVQ t+0(FP), AX
+
+tile:
 	MOVQ  176(AX), CX
 	MOVQ  136(AX), DX
 	VPXOR Y0, Y0, Y0
@@ -4336,10 +4594,11 @@ lastvector:
 	JNZ            lastvector
 
 sums:
-	VMOVSD 192(AX), X1
+	MOVQ   216(AX), CX
+	VMOVSD (CX), X1
 	MOVQ   176(AX), CX
 	MOVQ   184(AX), DX
-	MOVQ   136(AX), AX
+	MOVQ   136(AX), BX
 
 out:
 	VMOVUPS      (CX), Y2
@@ -4353,15 +4612,33 @@ out:
 	VMOVLPS      X2, (DX)
 	ADDQ         $0x40, CX
 	ADDQ         $0x10, DX
-	DECQ         AX
+	DECQ         BX
 	JNZ          out
+	DECQ         224(AX)
+	JZ           end
+	MOVQ         DX, 184(AX)
+	MOVQ         232(AX), CX
+	ADDQ         CX, (AX)
+	ADDQ         CX, 8(AX)
+	ADDQ         CX, 160(AX)
+	MOVQ         240(AX), CX
+	ADDQ         CX, 64(AX)
+	ADDQ         CX, 72(AX)
+	ADDQ         CX, 168(AX)
+	MOVQ         248(AX), CX
+	ADDQ         CX, 216(AX)
+	JMP          tile
+
+end:
 	VZEROUPPER
 	RET
 
 // func int2RowAVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int2RowAVX2(SB), NOSPLIT, $512-8
-	MOVQ  t+0(FP), AX
+	MOVQ t+0(FP), AX
+
+tile:
 	MOVQ  176(AX), CX
 	MOVQ  136(AX), DX
 	VPXOR Y0, Y0, Y0
@@ -4703,10 +4980,11 @@ lastvector:
 	JNZ            lastvector
 
 sums:
-	VMOVSD 192(AX), X1
+	MOVQ   216(AX), CX
+	VMOVSD (CX), X1
 	MOVQ   176(AX), CX
 	MOVQ   184(AX), DX
-	MOVQ   136(AX), AX
+	MOVQ   136(AX), BX
 
 out:
 	VMOVUPS      (CX), Y2
@@ -4720,15 +4998,33 @@ out:
 	VMOVLPS      X2, (DX)
 	ADDQ         $0x40, CX
 	ADDQ         $0x10, DX
-	DECQ         AX
+	DECQ         BX
 	JNZ          out
+	DECQ         224(AX)
+	JZ           end
+	MOVQ         DX, 184(AX)
+	MOVQ         232(AX), CX
+	ADDQ         CX, (AX)
+	ADDQ         CX, 8(AX)
+	ADDQ         CX, 160(AX)
+	MOVQ         240(AX), CX
+	ADDQ         CX, 64(AX)
+	ADDQ         CX, 72(AX)
+	ADDQ         CX, 168(AX)
+	MOVQ         248(AX), CX
+	ADDQ         CX, 216(AX)
+	JMP          tile
+
+end:
 	VZEROUPPER
 	RET
 
 // func int3G64AVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int3G64AVX2(SB), NOSPLIT, $512-8
-	MOVQ  t+0(FP), AX
+	MOVQ t+0(FP), AX
+
+tile:
 	MOVQ  176(AX), CX
 	MOVQ  136(AX), DX
 	VPXOR Y0, Y0, Y0
@@ -5244,10 +5540,11 @@ lastvector:
 	JNZ            lastvector
 
 sums:
-	VMOVSD 192(AX), X1
+	MOVQ   216(AX), CX
+	VMOVSD (CX), X1
 	MOVQ   176(AX), CX
 	MOVQ   184(AX), DX
-	MOVQ   136(AX), AX
+	MOVQ   136(AX), BX
 
 out:
 	VMOVUPS      (CX), Y2
@@ -5261,15 +5558,33 @@ out:
 	VMOVLPS      X2, (DX)
 	ADDQ         $0x40, CX
 	ADDQ         $0x10, DX
-	DECQ         AX
+	DECQ         BX
 	JNZ          out
+	DECQ         224(AX)
+	JZ           end
+	MOVQ         DX, 184(AX)
+	MOVQ         232(AX), CX
+	ADDQ         CX, (AX)
+	ADDQ         CX, 8(AX)
+	ADDQ         CX, 160(AX)
+	MOVQ         240(AX), CX
+	ADDQ         CX, 64(AX)
+	ADDQ         CX, 72(AX)
+	ADDQ         CX, 168(AX)
+	MOVQ         248(AX), CX
+	ADDQ         CX, 216(AX)
+	JMP          tile
+
+end:
 	VZEROUPPER
 	RET
 
 // func int8RowAVX2(t *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·int8RowAVX2(SB), NOSPLIT, $0-8
-	MOVQ  t+0(FP), AX
+	MOVQ t+0(FP), AX
+
+tile:
 	MOVQ  176(AX), CX
 	MOVQ  136(AX), DX
 	VPXOR Y0, Y0, Y0
@@ -5571,10 +5886,11 @@ lastvector:
 	JNZ            lastvector
 
 sums:
-	VMOVSD 192(AX), X1
+	MOVQ   216(AX), CX
+	VMOVSD (CX), X1
 	MOVQ   176(AX), CX
 	MOVQ   184(AX), DX
-	MOVQ   136(AX), AX
+	MOVQ   136(AX), BX
 
 out:
 	VMOVUPS      (CX), Y2
@@ -5588,7 +5904,23 @@ out:
 	VMOVLPS      X2, (DX)
 	ADDQ         $0x40, CX
 	ADDQ         $0x10, DX
-	DECQ         AX
+	DECQ         BX
 	JNZ          out
+	DECQ         224(AX)
+	JZ           end
+	MOVQ         DX, 184(AX)
+	MOVQ         232(AX), CX
+	ADDQ         CX, (AX)
+	ADDQ         CX, 8(AX)
+	ADDQ         CX, 160(AX)
+	MOVQ         240(AX), CX
+	ADDQ         CX, 64(AX)
+	ADDQ         CX, 72(AX)
+	ADDQ         CX, 168(AX)
+	MOVQ         248(AX), CX
+	ADDQ         CX, 216(AX)
+	JMP          tile
+
+end:
 	VZEROUPPER
 	RET

@@ -101,7 +101,7 @@ func TestMatVecOfEveryISA(t *testing.T) {
 	seed := uint64(0)
 	for _, cols := range awkward {
 		t.Run(fmt.Sprint(cols), func(t *testing.T) {
-			for _, s := range specs(9, cols) {
+			for _, s := range specs(23, cols) {
 				for _, n := range []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 17} {
 					seed++
 					kind := kinds[seed%uint64(len(kinds))]
@@ -117,8 +117,8 @@ func TestMatVecOfEveryISA(t *testing.T) {
 					if n == 3 {
 						xs[1][cols-1] = float32(math.Inf(1))
 					}
-					lo := r.IntN(9)
-					hi := lo + r.IntN(10-lo)
+					lo := r.IntN(23)
+					hi := lo + r.IntN(24-lo)
 					everyISA(t, fmt.Sprintf("%s S=%d rows %d-%d", describe(s, kind, seed), n, lo, hi), func() []float32 {
 						var all []float32
 						for _, y := range product(m, xs, &tmp) {

@@ -216,21 +216,22 @@ TEXT ·int4RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x17ffffb2 // b #-312
 	WORD $0xf940468a // ldr x10, [x20, #0x88]
 	WORD $0xf100055f // cmp x10, #0x1
-	WORD $0x540001eb // b.lt #60
+	WORD $0x5400020b // b.lt #64
 	WORD $0xa94b2289 // ldp x9, x8, [x20, #0xb0]
 	WORD $0x9100054a // add x10, x10, #0x1
 	WORD $0xad400520 // ldp q0, q1, [x9]
 	WORD $0xd100054a // sub x10, x10, #0x1
 	WORD $0xad410d22 // ldp q2, q3, [x9, #0x20]
 	WORD $0xf100055f // cmp x10, #0x1
+	WORD $0xf9406e8b // ldr x11, [x20, #0xd8]
 	WORD $0x91010129 // add x9, x9, #0x40
 	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
 	WORD $0x6e23d441 // faddp v1.4s, v2.4s, v3.4s
 	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
-	WORD $0x3dc03281 // ldr q1, [x20, #0xc0]
+	WORD $0x3dc00161 // ldr q1, [x11]
 	WORD $0x6e21dc00 // fmul v0.4s, v0.4s, v1.4s
 	WORD $0x3c810500 // str q0, [x8], #0x10
-	WORD $0x54fffea8 // b.hi #-44
+	WORD $0x54fffe88 // b.hi #-48
 	WORD $0xd65f03c0 // ret
 
 // func int4G32NEON(t *byte)
@@ -490,21 +491,22 @@ TEXT ·int4G32NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x17ffff9f // b #-388
 	WORD $0xf940468a // ldr x10, [x20, #0x88]
 	WORD $0xf100055f // cmp x10, #0x1
-	WORD $0x540001eb // b.lt #60
+	WORD $0x5400020b // b.lt #64
 	WORD $0xa94b2289 // ldp x9, x8, [x20, #0xb0]
 	WORD $0x9100054a // add x10, x10, #0x1
 	WORD $0xad400520 // ldp q0, q1, [x9]
 	WORD $0xd100054a // sub x10, x10, #0x1
 	WORD $0xad410d22 // ldp q2, q3, [x9, #0x20]
 	WORD $0xf100055f // cmp x10, #0x1
+	WORD $0xf9406e8b // ldr x11, [x20, #0xd8]
 	WORD $0x91010129 // add x9, x9, #0x40
 	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
 	WORD $0x6e23d441 // faddp v1.4s, v2.4s, v3.4s
 	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
-	WORD $0x3dc03281 // ldr q1, [x20, #0xc0]
+	WORD $0x3dc00161 // ldr q1, [x11]
 	WORD $0x6e21dc00 // fmul v0.4s, v0.4s, v1.4s
 	WORD $0x3c810500 // str q0, [x8], #0x10
-	WORD $0x54fffea8 // b.hi #-44
+	WORD $0x54fffe88 // b.hi #-48
 	WORD $0xd65f03c0 // ret
 
 // func int4G64NEON(t *byte)
@@ -729,21 +731,22 @@ TEXT ·int4G64NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x17ffffaf // b #-324
 	WORD $0xf940468a // ldr x10, [x20, #0x88]
 	WORD $0xf100055f // cmp x10, #0x1
-	WORD $0x540001eb // b.lt #60
+	WORD $0x5400020b // b.lt #64
 	WORD $0xa94b2289 // ldp x9, x8, [x20, #0xb0]
 	WORD $0x9100054a // add x10, x10, #0x1
 	WORD $0xad400520 // ldp q0, q1, [x9]
 	WORD $0xd100054a // sub x10, x10, #0x1
 	WORD $0xad410d22 // ldp q2, q3, [x9, #0x20]
 	WORD $0xf100055f // cmp x10, #0x1
+	WORD $0xf9406e8b // ldr x11, [x20, #0xd8]
 	WORD $0x91010129 // add x9, x9, #0x40
 	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
 	WORD $0x6e23d441 // faddp v1.4s, v2.4s, v3.4s
 	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
-	WORD $0x3dc03281 // ldr q1, [x20, #0xc0]
+	WORD $0x3dc00161 // ldr q1, [x11]
 	WORD $0x6e21dc00 // fmul v0.4s, v0.4s, v1.4s
 	WORD $0x3c810500 // str q0, [x8], #0x10
-	WORD $0x54fffea8 // b.hi #-44
+	WORD $0x54fffe88 // b.hi #-48
 	WORD $0xd65f03c0 // ret
 
 // func int4G128NEON(t *byte)
@@ -969,21 +972,22 @@ TEXT ·int4G128NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x17ffffaf // b #-324
 	WORD $0xf940468a // ldr x10, [x20, #0x88]
 	WORD $0xf100055f // cmp x10, #0x1
-	WORD $0x540001eb // b.lt #60
+	WORD $0x5400020b // b.lt #64
 	WORD $0xa94b2289 // ldp x9, x8, [x20, #0xb0]
 	WORD $0x9100054a // add x10, x10, #0x1
 	WORD $0xad400520 // ldp q0, q1, [x9]
 	WORD $0xd100054a // sub x10, x10, #0x1
 	WORD $0xad410d22 // ldp q2, q3, [x9, #0x20]
 	WORD $0xf100055f // cmp x10, #0x1
+	WORD $0xf9406e8b // ldr x11, [x20, #0xd8]
 	WORD $0x91010129 // add x9, x9, #0x40
 	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
 	WORD $0x6e23d441 // faddp v1.4s, v2.4s, v3.4s
 	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
-	WORD $0x3dc03281 // ldr q1, [x20, #0xc0]
+	WORD $0x3dc00161 // ldr q1, [x11]
 	WORD $0x6e21dc00 // fmul v0.4s, v0.4s, v1.4s
 	WORD $0x3c810500 // str q0, [x8], #0x10
-	WORD $0x54fffea8 // b.hi #-44
+	WORD $0x54fffe88 // b.hi #-48
 	WORD $0xd65f03c0 // ret
 
 // func int4G256NEON(t *byte)
@@ -1208,21 +1212,22 @@ TEXT ·int4G256NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x17ffffaf // b #-324
 	WORD $0xf940468a // ldr x10, [x20, #0x88]
 	WORD $0xf100055f // cmp x10, #0x1
-	WORD $0x540001eb // b.lt #60
+	WORD $0x5400020b // b.lt #64
 	WORD $0xa94b2289 // ldp x9, x8, [x20, #0xb0]
 	WORD $0x9100054a // add x10, x10, #0x1
 	WORD $0xad400520 // ldp q0, q1, [x9]
 	WORD $0xd100054a // sub x10, x10, #0x1
 	WORD $0xad410d22 // ldp q2, q3, [x9, #0x20]
 	WORD $0xf100055f // cmp x10, #0x1
+	WORD $0xf9406e8b // ldr x11, [x20, #0xd8]
 	WORD $0x91010129 // add x9, x9, #0x40
 	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
 	WORD $0x6e23d441 // faddp v1.4s, v2.4s, v3.4s
 	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
-	WORD $0x3dc03281 // ldr q1, [x20, #0xc0]
+	WORD $0x3dc00161 // ldr q1, [x11]
 	WORD $0x6e21dc00 // fmul v0.4s, v0.4s, v1.4s
 	WORD $0x3c810500 // str q0, [x8], #0x10
-	WORD $0x54fffea8 // b.hi #-44
+	WORD $0x54fffe88 // b.hi #-48
 	WORD $0xd65f03c0 // ret
 
 // func int8RowNEON(t *byte)
@@ -1488,21 +1493,22 @@ TEXT ·int8RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x17ffff9b // b #-404
 	WORD $0xf940468a // ldr x10, [x20, #0x88]
 	WORD $0xf100055f // cmp x10, #0x1
-	WORD $0x540001eb // b.lt #60
+	WORD $0x5400020b // b.lt #64
 	WORD $0xa94b2289 // ldp x9, x8, [x20, #0xb0]
 	WORD $0x9100054a // add x10, x10, #0x1
 	WORD $0xad400520 // ldp q0, q1, [x9]
 	WORD $0xd100054a // sub x10, x10, #0x1
 	WORD $0xad410d22 // ldp q2, q3, [x9, #0x20]
 	WORD $0xf100055f // cmp x10, #0x1
+	WORD $0xf9406e8b // ldr x11, [x20, #0xd8]
 	WORD $0x91010129 // add x9, x9, #0x40
 	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
 	WORD $0x6e23d441 // faddp v1.4s, v2.4s, v3.4s
 	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
-	WORD $0x3dc03281 // ldr q1, [x20, #0xc0]
+	WORD $0x3dc00161 // ldr q1, [x11]
 	WORD $0x6e21dc00 // fmul v0.4s, v0.4s, v1.4s
 	WORD $0x3c810500 // str q0, [x8], #0x10
-	WORD $0x54fffea8 // b.hi #-44
+	WORD $0x54fffe88 // b.hi #-48
 	WORD $0xd65f03c0 // ret
 
 // func f32NEON(t *byte)

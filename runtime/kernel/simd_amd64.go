@@ -76,6 +76,9 @@ func tiles() map[tileKey]tileKernel { return tileTable[active] }
 
 func floatKernels(id format.ID) []floatKernel { return floatTable[active][id] }
 
+// manyTiles says that the integer kernels go from tile to tile.
+const manyTiles = true
+
 // floatTails says that the float kernels take any number of columns.
 const floatTails = true
 

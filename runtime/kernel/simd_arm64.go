@@ -50,6 +50,9 @@ func floatKernels(id format.ID) []floatKernel {
 	return floatTable[id]
 }
 
+// manyTiles says that the integer kernels go from tile to tile.
+const manyTiles = false
+
 // floatTails says that the float kernels take any number of columns; these
 // want sixteens, fours where lanes do not add up.
 const floatTails = false

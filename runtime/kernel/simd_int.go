@@ -24,15 +24,21 @@ type tile struct {
 	nextS    uintptr        // and their scales
 	acc      unsafe.Pointer // [n][16]float32, working memory
 	out      unsafe.Pointer // [n][4]float32: a product a row
-	rowScale [4]float32
-	half     int // bytes from the activations' sums of blocks to those of first halves
+	scales   [4]float32     // room for rowScale
+	half     int            // bytes from the activations' sums of blocks to those of first halves
+	rowScale unsafe.Pointer // a scale for each row
+	tiles    int            // to work on; what follows leads from one to the next
+	stepW    int            // bytes of the rows' codes
+	stepS    int            // of their scales, if they have groups
+	stepR    int            // of rowScale
 }
 
 // What the assembly relies on.
 var (
 	_ [128]byte = [unsafe.Offsetof(tile{}.act)]byte{}
-	_ [192]byte = [unsafe.Offsetof(tile{}.rowScale)]byte{}
+	_ [192]byte = [unsafe.Offsetof(tile{}.scales)]byte{}
 	_ [208]byte = [unsafe.Offsetof(tile{}.half)]byte{}
+	_ [248]byte = [unsafe.Offsetof(tile{}.stepR)]byte{}
 	_ [16]byte  = [unsafe.Offsetof(Activation{}.Q)]byte{}
 	_ [40]byte  = [unsafe.Offsetof(Activation{}.Scale)]byte{}
 	_ [64]byte  = [unsafe.Offsetof(Activation{}.codes)]byte{}
@@ -115,8 +121,8 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 	t := &s.tile
 	rowBytes, scales, quadBytes := m.RowBytes(), m.ScaleCols(), quad*l.blockBytes
 	t.act, t.n = unsafe.Pointer(unsafe.SliceData(act)), len(act)
-	s.acc, s.out = grow(s.acc, 16*len(act)), grow(s.out, 4*len(act))
-	t.acc, t.out = unsafe.Pointer(unsafe.SliceData(s.acc)), unsafe.Pointer(unsafe.SliceData(s.out))
+	s.acc, s.out = grow(s.acc, 16*len(act)), grow(s.out, 4*len(act)*maxTiles)
+	t.acc = unsafe.Pointer(unsafe.SliceData(s.acc))
 	t.quads = m.Cols / (quad * Block)
 	t.hasTail = 0
 	t.half = (blocks + quad - 1) / quad * quad * 4
@@ -140,35 +146,57 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 	_ = m.W[lo*rowBytes : hi*rowBytes]
 	_ = m.S[lo*scales : hi*scales]
 	w, sc := unsafe.Pointer(unsafe.SliceData(m.W)), unsafe.Pointer(unsafe.SliceData(m.S))
-	for o := lo; o < hi; o += k.rows {
-		n := min(k.rows, hi-o)
+	t.stepW, t.stepS = k.rows*rowBytes, 0
+	if group > 0 {
+		t.stepS = 4 * k.rows * scales
+	}
+	for o := lo; o < hi; o += tilesOf(k.rows, simple, hi-o) * k.rows {
+		tiles, n := tilesOf(k.rows, simple, hi-o), min(k.rows, hi-o)
+		t.tiles, t.stepR = tiles, 0
+		t.out, t.rowScale = unsafe.Pointer(unsafe.SliceData(s.out)), unsafe.Pointer(&t.scales)
 		for r := range k.rows {
 			row := o + min(r, n-1)
 			t.w[r] = unsafe.Add(w, row*rowBytes)
 			if group == 0 {
-				t.rowScale[r] = m.S[row]
+				t.scales[r] = m.S[row]
 			} else {
 				t.s[r] = unsafe.Add(sc, 4*row*scales)
-				t.rowScale[r] = 1
+				t.scales[r] = 1
 			}
 			if !simple {
 				s.prepareRow(r, m.W[row*rowBytes:][:rowBytes], m.S[row*scales:][:scales], quadBytes, tailBlocks, group, spreadGroups)
 			}
 		}
+		if group == 0 && n == k.rows {
+			t.rowScale, t.stepR = unsafe.Add(sc, 4*o), 4*k.rows
+		}
 		t.next = uintptr(t.w[0]) + next
 		t.nextS = uintptr(t.s[0]) + nextS
 		k.run((*byte)(unsafe.Pointer(t)))
-		if len(act) == 1 {
-			for r := range n {
-				y[0][o-first+r] = s.out[r]
+		out := s.out
+		for at := o - first; at < o-first+tiles*k.rows; at += k.rows {
+			for _, ys := range y[:len(act)] {
+				if n == 4 {
+					*(*[4]float32)(ys[at:]) = [4]float32(out)
+				} else {
+					copy(ys[at:][:n], out)
+				}
+				out = out[4:]
 			}
-			continue
-		}
-		for i, ys := range y[:len(act)] {
-			copy(ys[o-first:][:n], s.out[4*i:])
 		}
 	}
 	return true
+}
+
+// maxTiles bounds the tiles of a call, which nothing can interrupt.
+const maxTiles = 16
+
+// tilesOf is how many tiles the next call takes of the rows that are left.
+func tilesOf(rows int, simple bool, left int) int {
+	if !simple || !manyTiles {
+		return 1
+	}
+	return max(1, min(maxTiles, left/rows))
 }
 
 // tailScales is the room for a padded quad's scales, of half blocks at most.

@@ -8,15 +8,16 @@ import (
 
 // Offsets in the struct tile of package kernel, and in Activation.
 const (
-	tW, tTail, tS, tTailS        = 0, 32, 64, 96
-	tAct, tN, tQuads, tHasTail   = 128, 136, 144, 152
-	tNext, tNextS                = 160, 168
-	tAcc, tOut, tRowScale, tHalf = 176, 184, 192, 208
-	actQ, actScale, actCodes     = 16, 40, 64
-	actSums, actSize             = 88, 112
-	quadActs                     = 256 // bytes of int8 activations of four blocks
-	perRow, perBlock, per2, per4 = 0, 1, 2, 4
-	perHalf                      = 8 // two scales a block
+	tW, tTail, tS, tTailS          = 0, 32, 64, 96
+	tAct, tN, tQuads, tHasTail     = 128, 136, 144, 152
+	tNext, tNextS                  = 160, 168
+	tAcc, tOut, tHalf, tRowScale   = 176, 184, 208, 216
+	tTiles, tStepW, tStepS, tStepR = 224, 232, 240, 248
+	actQ, actScale, actCodes       = 16, 40, 64
+	actSums, actSize               = 88, 112
+	quadActs                       = 256 // bytes of int8 activations of four blocks
+	perRow, perBlock, per2, per4   = 0, 1, 2, 4
+	perHalf                        = 8 // two scales a block
 )
 
 func init() { families["int"] = intFamily }
@@ -125,8 +126,8 @@ func narrow512(name string, f codes512, scales int, c consts512) {
 	VPBROADCASTD(tmp, mask)
 	MOVL(U32(0x00010001), tmp)
 	VPBROADCASTD(tmp, ones)
+	Label("tile")
 	VMOVDQU32(c.idx, order)
-
 	clearAcc(t, zmm[0])
 	at := start(t)
 	at.eachQuad(t, 4, f.bytes, func(wAt, sAt, scales int) {
@@ -209,8 +210,8 @@ func narrow512(name string, f codes512, scales int, c consts512) {
 
 	VMOVDQU32(c.lanes, order)
 	rows := zmm[1].AsX()
-	VMOVUPS(mem(t, tRowScale), rows)
-	eachOut(t, func(acc, out reg.Register) {
+	VMOVUPS(rowScales(t), rows)
+	eachOut(t, 4, func(acc, out reg.Register) {
 		a, b := zmm[2], zmm[3]
 		VMOVUPS(mem(acc, 0), a)
 		VPERMILPS(U8(0xb1), a, b)
@@ -221,8 +222,14 @@ func narrow512(name string, f codes512, scales int, c consts512) {
 		VMULPS(a.AsX(), rows, a.AsX())
 		VMOVUPS(a.AsX(), mem(out, 0))
 	})
-	VZEROUPPER()
-	RET()
+	end()
+}
+
+// rowScales is where the scales of the tile's rows are.
+func rowScales(t reg.Register) Mem {
+	p := GP64()
+	MOVQ(mem(t, tRowScale), p)
+	return mem(p, 0)
 }
 
 // loadScales512 sets scale to those of the four rows' four blocks.
@@ -374,7 +381,9 @@ func clearAcc(t reg.Register, zero reg.VecPhysical) {
 	JNZ(LabelRef("clear"))
 }
 
-func eachOut(t reg.Register, body func(acc, out reg.Register)) {
+// eachOut runs body for every vector and goes on to the next tile, if there is
+// one. What it leaves in the struct points into the last.
+func eachOut(t reg.Register, rows int, body func(acc, out reg.Register)) {
 	acc, out, n := GP64(), GP64(), GP64()
 	MOVQ(mem(t, tAcc), acc)
 	MOVQ(mem(t, tOut), out)
@@ -385,6 +394,24 @@ func eachOut(t reg.Register, body func(acc, out reg.Register)) {
 	ADDQ(Imm(16), out)
 	DECQ(n)
 	JNZ(LabelRef("out"))
+	DECQ(mem(t, tTiles))
+	JZ(LabelRef("end"))
+	MOVQ(out, mem(t, tOut))
+	step := GP64()
+	MOVQ(mem(t, tStepW), step)
+	for r := range rows {
+		ADDQ(step, mem(t, tW+8*r))
+	}
+	ADDQ(step, mem(t, tNext))
+	MOVQ(mem(t, tStepS), step)
+	for r := range rows {
+		ADDQ(step, mem(t, tS+8*r))
+	}
+	ADDQ(step, mem(t, tNextS))
+	MOVQ(mem(t, tStepR), step)
+	ADDQ(step, mem(t, tRowScale))
+	JMP(LabelRef("tile"))
+	Label("end")
 }
 
 func constant(v uint32) reg.Register {
@@ -397,6 +424,7 @@ func constant(v uint32) reg.Register {
 func wide512(name string) {
 	t := function(name, "func(t *byte)", name+" multiplies two rows with t.n vectors.")
 	w, d := zmm[:16], zmm[20:28]
+	Label("tile")
 	clearAcc(t, zmm[0])
 	at := start(t)
 	at.eachQuad(t, 2, 256, func(wAt, _, _ int) {
@@ -457,8 +485,8 @@ func addPairs(low, high func(...Op), a, b, tmp reg.VecPhysical) {
 // out2 writes the results of two rows.
 func out2(t reg.Register) {
 	rows := reg.Y1.AsX()
-	VMOVSD(mem(t, tRowScale), rows)
-	eachOut(t, func(acc, out reg.Register) {
+	VMOVSD(rowScales(t), rows)
+	eachOut(t, 2, func(acc, out reg.Register) {
 		a, b := reg.Y2, reg.Y3
 		VMOVUPS(mem(acc, 0), a)
 		VPERMILPS(U8(0xb1), a, b)
@@ -470,6 +498,5 @@ func out2(t reg.Register) {
 		VMULPS(a.AsX(), rows, a.AsX())
 		VMOVLPS(a.AsX(), mem(out, 0))
 	})
-	VZEROUPPER()
-	RET()
+	end()
 }

@@ -63,6 +63,7 @@ func narrow256(name string, bytes, zero, scales int, ones, nibbles Mem, unpack f
 		codes = AllocLocal(512)
 	}
 	scale, second := reg.Y14, reg.Y15
+	Label("tile")
 	clearAcc(t, reg.Y0)
 	at := start(t)
 	at.eachQuad(t, 2, bytes, func(wAt, sAt, scales int) {
@@ -186,6 +187,7 @@ func narrow256(name string, bytes, zero, scales int, ones, nibbles Mem, unpack f
 // wide256 is wide512 with the codes widened anew for every vector.
 func wide256(name string) {
 	t := function(name, "func(t *byte)", name+" multiplies two rows with t.n vectors.")
+	Label("tile")
 	clearAcc(t, reg.Y0)
 	at := start(t)
 	at.eachQuad(t, 2, 256, func(wAt, _, _ int) {

@@ -26,8 +26,9 @@ typedef struct {
 	int64_t n, quads, has_tail;
 	const char *next, *next_s;
 	float *acc, *out;
-	float row_scale[4];
+	float scales[4];
 	int64_t half; // bytes between the sums of blocks and those of halves
+	const float *row_scale;
 } tile;
 
 typedef struct {
