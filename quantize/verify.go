@@ -137,20 +137,23 @@ func (s errorSum) relative() float64 {
 }
 
 type comparer struct {
-	source      SourceBuffer
-	under       []float32
-	w, row      []float32
-	code, bytes []byte
-	scales      []float32
+	source, base   SourceBuffer
+	w, row, before []float32
+	code, bytes    []byte
+	scales         []float32
 }
 
 func (c *comparer) compare(out *format.Snapshot, b block) (blockError, error) {
 	it, spec := b.item, b.item.Spec
 	spec.Rows = b.rows
 	sum := blockError{item: it}
-	w := grow(&c.w, b.rows*spec.Cols)
-	if err := it.Source.ReadRows(&c.source, b.row, b.rows, w); err != nil {
+	if err := it.Source.fetch(&c.source, b.row, b.rows); err != nil {
 		return sum, err
+	}
+	if it.Under != nil {
+		if err := it.Under.fetch(&c.base, b.row, b.rows); err != nil {
+			return sum, err
+		}
 	}
 	m := Matrix{Spec: spec, W: grow(&c.code, int(spec.Bytes()))}
 	t := out.Tensor(it.Want.Name)
@@ -170,29 +173,30 @@ func (c *comparer) compare(out *format.Snapshot, b block) (blockError, error) {
 	if err != nil {
 		return sum, err
 	}
-	row := grow(&c.row, spec.Cols)
+	w, row, before := grow(&c.w, spec.Cols), grow(&c.row, spec.Cols), grow(&c.before, spec.Cols)
 	if h := it.HeadRows; h > 0 {
 		sum.head = b.row / h
 		sum.heads = make([]errorSum, (b.row+b.rows-1)/h-sum.head+1)
 	}
 	for i := range b.rows {
+		if err := it.Source.decode(&c.source, b.row+i, 1, w); err != nil {
+			return sum, err
+		}
 		codec.Decode(m, i, row)
-		from := w[i*spec.Cols : (i+1)*spec.Cols]
-		e := squares(from, row)
+		e := squares(w, row)
 		sum.add(e)
 		if it.HeadRows > 0 {
 			sum.heads[(b.row+i)/it.HeadRows-sum.head].add(e)
 		}
-		if belowFloor(m, i, from) {
+		if belowFloor(m, i, w) {
 			sum.floor++
 		}
-	}
-	if it.Under != nil {
-		under := grow(&c.under, b.rows*spec.Cols)
-		if err := it.Under.read(&c.source, b.row, b.rows, under); err != nil {
-			return sum, err
+		if it.Under != nil {
+			if err := it.Under.decode(&c.base, b.row+i, 1, before); err != nil {
+				return sum, err
+			}
+			sum.base.add(squares(w, before))
 		}
-		sum.base = squares(w, under)
 	}
 	return sum, nil
 }
@@ -200,22 +204,19 @@ func (c *comparer) compare(out *format.Snapshot, b block) (blockError, error) {
 // squares is Σ(a−b)² and Σa².
 func squares(a, b []float32) errorSum {
 	b = b[:len(a)]
-	var e, s [4]float64
-	for i := 0; i+4 <= len(a); i += 4 {
-		for j := range 4 {
-			x := float64(a[i+j])
-			d := x - float64(b[i+j])
-			e[j] += d * d
-			s[j] += x * x
-		}
+	var e0, e1, e2, e3, s0, s1, s2, s3 float64
+	for ; len(a) >= 4 && len(b) >= 4; a, b = a[4:], b[4:] {
+		x0, x1, x2, x3 := float64(a[0]), float64(a[1]), float64(a[2]), float64(a[3])
+		d0, d1, d2, d3 := x0-float64(b[0]), x1-float64(b[1]), x2-float64(b[2]), x3-float64(b[3])
+		e0, e1, e2, e3 = e0+d0*d0, e1+d1*d1, e2+d2*d2, e3+d3*d3
+		s0, s1, s2, s3 = s0+x0*x0, s1+x1*x1, s2+x2*x2, s3+x3*x3
 	}
-	for i := len(a) &^ 3; i < len(a); i++ {
+	for i := range a {
 		x := float64(a[i])
 		d := x - float64(b[i])
-		e[0] += d * d
-		s[0] += x * x
+		e0, s0 = e0+d*d, s0+x*x
 	}
-	return errorSum{e[0] + e[1] + e[2] + e[3], s[0] + s[1] + s[2] + s[3]}
+	return errorSum{e0 + e1 + e2 + e3, s0 + s1 + s2 + s3}
 }
 
 // belowFloor says whether some weights of row i that are not zero have only
