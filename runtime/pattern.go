@@ -12,8 +12,9 @@ import (
 
 // Limits on one pattern, which comes from a file that nobody has checked.
 const (
+	patternMaxBytes = 1 << 14
 	patternMaxInsts = 512 // the memory of a search grows with them
-	patternMaxDepth = 64
+	patternMaxDepth = 32
 	patternMaxCount = 512 // of x{n,m}
 )
 
@@ -39,6 +40,8 @@ type patternNode struct {
 	lazy     bool           // patternRepeat
 	behind   bool           // patternLook: at the character before
 	negate   bool           // patternLook: there must be no such character
+	start    *runeSet       // what first found; nil before
+	empty    bool
 }
 
 type patternKind uint8
@@ -55,6 +58,7 @@ type patternParser struct {
 	src   string
 	pos   int
 	depth int
+	atoms int
 	fold  bool // (?i)
 	err   error
 }
@@ -62,6 +66,11 @@ type patternParser struct {
 // compilePattern refuses what it does not know by name (format.ErrUnsupported).
 func compilePattern(src string) (*textPattern, error) {
 	p := &patternParser{src: src}
+	if len(src) > patternMaxBytes {
+		p.src = src[:40] + "…"
+		p.fail(fmt.Sprintf("%d bytes", len(src)))
+		return nil, p.err
+	}
 	tree := p.alternatives()
 	if p.err == nil && p.pos < len(src) {
 		p.fail("unbalanced )")
@@ -73,7 +82,7 @@ func compilePattern(src string) (*textPattern, error) {
 	c.emit(tree)
 	c.add(patternInst{op: patternMatch})
 	if len(c.insts) > patternMaxInsts {
-		p.fail(fmt.Sprintf("more than %d steps", patternMaxInsts))
+		p.tooLong()
 		return nil, p.err
 	}
 	first, nullable := tree.first()
@@ -88,6 +97,8 @@ func (p *patternParser) fail(what string) {
 		p.err = &format.Error{Kind: format.ErrUnsupported, What: "pattern: " + what, Found: strconv.Quote(p.src)}
 	}
 }
+
+func (p *patternParser) tooLong() { p.fail(fmt.Sprintf("more than %d steps", patternMaxInsts)) }
 
 // more is false at the end and after a failure, so that every loop ends.
 func (p *patternParser) more() bool { return p.err == nil && p.pos < len(p.src) }
@@ -133,6 +144,9 @@ func (p *patternParser) alternatives() *patternNode {
 func (p *patternParser) sequence() *patternNode {
 	cat := &patternNode{kind: patternCat}
 	for p.more() && p.src[p.pos] != '|' && p.src[p.pos] != ')' {
+		if p.atoms++; p.atoms > patternMaxInsts {
+			p.tooLong()
+		}
 		cat.kids = append(cat.kids, p.repeated(p.atom()))
 	}
 	return cat

@@ -37,6 +37,13 @@ func (c *patternCompiler) add(in patternInst) int {
 
 // first is what a match of n can start with and whether it can be empty.
 func (n *patternNode) first() (*runeSet, bool) {
+	if n.start == nil {
+		n.start, n.empty = n.findFirst()
+	}
+	return n.start, n.empty
+}
+
+func (n *patternNode) findFirst() (*runeSet, bool) {
 	var all []runeRange
 	switch n.kind {
 	case patternSet:

@@ -159,12 +159,19 @@ func (s *runeSet) and(o *runeSet) *runeSet {
 
 // folded adds the other cases of every member.
 func (s *runeSet) folded() *runeSet {
-	out := s.ranges
+	out := slices.Clone(s.ranges)
+	cases := func(r rune) {
+		for f := unicode.SimpleFold(r); f != r; f = unicode.SimpleFold(f) {
+			out = append(out, runeRange{f, f})
+		}
+	}
+	if len(s.ranges) == 1 && s.ranges[0].lo == s.ranges[0].hi {
+		cases(s.ranges[0].lo)
+		return runeSetOf(out...)
+	}
 	for _, r := range foldingRunes() {
 		if s.has(r) {
-			for f := unicode.SimpleFold(r); f != r; f = unicode.SimpleFold(f) {
-				out = append(out, runeRange{f, f})
-			}
+			cases(r)
 		}
 	}
 	return runeSetOf(out...)

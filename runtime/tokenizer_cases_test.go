@@ -264,3 +264,39 @@ func TestNormalizeWithoutGraphemeJoiners(t *testing.T) {
 		}
 	}
 }
+
+// TestHostileTokenizers would not end, or not fit in memory, if the cost of a
+// file or text were not bounded by its size.
+func TestHostileTokenizers(t *testing.T) {
+	repeat := strings.Repeat
+	split := func(pattern string) string {
+		return `{"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":` + quoteJSON(pattern) +
+			`},"behavior":"Isolated","invert":false},{"type":"ByteLevel","use_regex":false}]}}`
+	}
+	double := `{"type":"Replace","pattern":{"String":"a"},"content":"aa"},`
+	for name, part := range map[string]string{
+		"nested sequences":        `{"normalizer":` + repeat(`{"type":"Sequence","normalizers":[`, 4000) + repeat(`]}`, 4000) + `}`,
+		"normalizers that double": `{"normalizer":{"type":"Sequence","normalizers":[` + repeat(double, 30) + `{"type":"NFC"}]}}`,
+		"many steps":              `{"pre_tokenizer":{"type":"Sequence","pretokenizers":[` + repeat(`{"type":"Digits","individual_digits":true},`, 5000) + `{"type":"ByteLevel"}]}}`,
+		"repeated repetitions":    split(repeat("(?:", 20) + "a" + repeat("){400}", 20)),
+		"large classes":           split("[" + repeat(`\p{L}`, 100000) + "]"),
+		"many atoms":              split("(?i)" + repeat("[a-z]", 3000)),
+		"a long template":         `{"post_processor":{"type":"TemplateProcessing","single":[{"Sequence":{"id":"A"}},` + repeat(`{"SpecialToken":{"id":"x"}},`, 2000) + `{"SpecialToken":{"id":"x"}}],"special_tokens":{"x":{"ids":[1,2,3]}}}}`,
+	} {
+		if _, err := LoadTokenizer([]byte(byteTokenizerJSON("", nil, part)), nil); !errors.Is(err, format.ErrUnsupported) {
+			t.Errorf("%s: %.200v", name, err)
+		}
+	}
+	// Legal, and costly for whoever does it simply.
+	text := repeat("a", 1<<15)
+	for name, part := range map[string]string{
+		"backtracking":      split(`(a+)+b|(a|aa)+c`),
+		"long added tokens": `{"added_tokens":[{"id":300,"content":"` + repeat("a", 500) + `b"}]}`,
+		"wide alternatives": split(repeat(repeat("(?:", 8)+`\p{L}|\p{M}|\p{Han}`+repeat(`|\p{N})?`, 8)+"x|", 8) + "z"),
+	} {
+		tok := byteTokenizer(t, "", nil, part)
+		if got := len(tok.Encode(text)); got != len(text) {
+			t.Errorf("%s: %d ids, want %d", name, got, len(text))
+		}
+	}
+}

@@ -11,11 +11,13 @@ const llama3Pattern = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 // fuzzSeeds are files with every part that is known.
 func fuzzSeeds() []string {
 	return []string{
-		byteTokenizerJSON(`[["a","b"],["ab","ab"],["Ġ","a"]]`, []string{"ab", "abab", "Ġa"},
-			`{"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Digits","individual_digits":true},{"type":"Split","pattern":{"Regex":"`+
-				`\\p{N}{1,3}|\\s+(?!\\S)|\\s+"},"behavior":"MergedWithNext","invert":false},{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true}]},
-			"added_tokens":[{"id":300,"content":"<s>","special":true,"lstrip":true,"rstrip":true,"single_word":true},{"id":301,"content":"é","normalized":true}],
-			"normalizer":{"type":"NFC"}}`),
+		`{"added_tokens":[{"id":9,"content":"<s>","special":true,"lstrip":true,"rstrip":true,"single_word":true},{"id":10,"content":"é","normalized":true}],
+		"normalizer":{"type":"NFC"},
+		"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Digits","individual_digits":true},
+			{"type":"Split","pattern":{"Regex":"(?i:'s)|[^\\r\\p{L}]?\\p{L}+|\\p{N}{1,3}|\\s+(?!\\S)|\\s+"},"behavior":"MergedWithNext","invert":false},
+			{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true}]},
+		"post_processor":{"type":"ByteLevel"},"decoder":{"type":"ByteLevel"},
+		"model":{"type":"BPE","ignore_merges":true,"vocab":{"a":0,"b":1,"Ġ":2,"Ã":3,"©":4,"1":5,"ab":6,"Ġa":7,"Ġab":8},"merges":[["a","b"],["Ġ","a"],["Ġ","ab"]]}}`,
 		`{"added_tokens":[{"id":0,"content":"<unk>","special":true}],
 		"normalizer":{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"▁"},{"type":"Replace","pattern":{"String":" "},"content":"▁"}]},
 		"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<unk>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"special_tokens":{"<unk>":{"id":"<unk>","ids":[0],"tokens":["<unk>"]}}},

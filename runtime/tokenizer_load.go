@@ -140,7 +140,7 @@ func (l *tokenizerLoader) kind(where string, raw jsontext.Value) string {
 // flat is the components of raw in order, with every Sequence taken apart.
 func (l *tokenizerLoader) flat(where, list string, raw jsontext.Value) []jsontext.Value {
 	var out []jsontext.Value
-	todo := []jsontext.Value{raw}
+	todo, sequences := []jsontext.Value{raw}, 0
 	for before := len(l.problems); len(todo) > 0 && len(l.problems) == before; {
 		raw, todo = todo[0], todo[1:]
 		switch l.kind(where, raw) {
@@ -152,10 +152,11 @@ func (l *tokenizerLoader) flat(where, list string, raw jsontext.Value) []jsontex
 				l.fail(format.ErrCorrupt, "%s Sequence without %s", where, list)
 			}
 			todo = append(kids, todo...)
+			sequences++
 		default:
 			out = append(out, raw)
 		}
-		if len(out)+len(todo) > pipelineMax {
+		if len(out)+len(todo)+sequences > pipelineMax {
 			l.fail(format.ErrUnsupported, "more than %d parts in %s", pipelineMax, where)
 		}
 	}
