@@ -433,7 +433,7 @@ func TestD10LayersAreMissing(t *testing.T) {
 	}
 	holds(t, messages(r), "model.layers.{2,4}.* (2 whole layers: 52 tensors)", "model.norm.weight (norm)")
 	_, stdout, _ := runInspect(dir, "--layers")
-	holds(t, stdout, "norm missing", "  2,4  missing  missing")
+	holds(t, stdout, "norm missing", "\n2,4    missing  missing")
 }
 
 func TestD11IndexNamesShardsThatAreAbsent(t *testing.T) {

@@ -33,6 +33,10 @@ func (r *Report) takeCensus() {
 	r.sizes()
 	r.stamps()
 	r.MTP = r.block(func(w quantize.Want) bool { return w.MTP && !sharedWithModel(w) })
+	for _, err := range r.damaged {
+		r.MTP.State = "damaged"
+		r.MTP.Wrong = append(r.MTP.Wrong, err.Error())
+	}
 	r.Indexer = r.block(func(w quantize.Want) bool { return !w.MTP && inIndexer(w) })
 	r.warnBlocks()
 	r.warnExtra()
@@ -101,12 +105,23 @@ func (r *Report) completeness(problems format.Problems) {
 	r.missing(missing, func(n int) bool { return layers[n].held == 0 })
 	for _, err := range problems {
 		var e *format.Error
-		if errors.As(err, &e) && e.Tensor == "" && e.Kind == format.ErrIncomplete {
+		known := errors.As(err, &e)
+		if known && e.Tensor == "" && e.Kind == format.ErrIncomplete {
 			continue // the census's own list of what is missing
 		}
 		c.Wrong++
+		if known && r.inMTP(e.Tensor) {
+			r.damaged = append(r.damaged, err)
+			continue
+		}
 		r.problem(err)
 	}
+}
+
+// inMTP says whether a tensor belongs to the MTP block, which run does not read.
+func (r *Report) inMTP(name string) bool {
+	name, _, _ = strings.Cut(name, " in ") // a slice of fused experts
+	return slices.ContainsFunc(r.wants, func(w quantize.Want) bool { return w.MTP && (w.Name == name || w.Fused == name) })
 }
 
 func one(yes bool) int {
@@ -303,7 +318,7 @@ func names(specs []format.Spec) []string {
 
 // block collects an optional part of the model.
 func (r *Report) block(in func(quantize.Want) bool) *Block {
-	b := &Block{State: "none", Formats: []FormatCount{}, Missing: []string{}}
+	b := &Block{State: "none", Formats: []FormatCount{}, Missing: []string{}, Wrong: []string{}}
 	layers, formats := map[int]bool{}, counts{}
 	found := 0
 	for i := range r.census.Found {
@@ -339,6 +354,9 @@ func (r *Report) block(in func(quantize.Want) bool) *Block {
 
 func (r *Report) warnBlocks() {
 	warn := func(text string, args ...any) { r.Warnings = append(r.Warnings, fmt.Sprintf(text, args...)) }
+	if n := len(r.MTP.Wrong); n > 0 {
+		warn("the MTP block is damaged and of no use; run does not read it and is not affected, but it makes the exit code of inspect %d: %s", r.damageCode(), strings.Join(most(r.MTP.Wrong, 4, "more"), "; "))
+	}
 	if r.MTP.State == "partial" {
 		warn("the MTP block is incomplete and of no use: missing %s", strings.Join(r.MTP.Missing, ", "))
 	}

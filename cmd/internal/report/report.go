@@ -50,6 +50,9 @@ type Report struct {
 	Problems     []Problem     `json:"problems"` // all that keeps the model from loading
 	Warnings     []string      `json:"warnings"`
 
+	Placements   []Placement   `json:"placements,omitempty"`
+	Memory       *Memory       `json:"memory,omitempty"`
+	Against      *Against      `json:"against,omitempty"`
 	Layers       []Layer       `json:"layers,omitempty"`
 	Tensors      []Tensor      `json:"tensors,omitempty"`
 	Verification *Verification `json:"verification,omitempty"`
@@ -58,6 +61,9 @@ type Report struct {
 	config *runtime.Config
 	wants  []quantize.Want
 	census *quantize.Census
+	errors map[string]quantize.Difference // by tensor, of AddAgainst
+
+	damaged format.Problems // of the MTP block
 }
 
 // Size adds up tensors. Bytes are those of codes and scales.
@@ -128,10 +134,11 @@ type Parameters struct {
 
 // Block is an optional part of the model: the MTP block or the indexers.
 type Block struct {
-	State   string        `json:"state"`   // "present", "partial", "absent", or "none" if config.json has none
+	State   string        `json:"state"`   // "present", "partial", "damaged", "absent", or "none" if config.json has none
 	Layers  string        `json:"layers"`  // that should have it: "0-2,6,10"
 	Formats []FormatCount `json:"formats"` // of its matrices
 	Missing []string      `json:"missing"` // names that differ in numbers only share a line
+	Wrong   []string      `json:"wrong"`   // tensors that do not fit, of an MTP block; an indexer's are problems
 }
 
 // Completeness holds the snapshot against the tensors that config.json asks for.
@@ -225,12 +232,26 @@ func Build(snap *format.Snapshot) (*Report, error) {
 	return r, err
 }
 
-// Err is nil for a model that loads, or of which nothing says that it does
-// not; its kind is the gravest of the problems.
+// damageCode is the exit code that a damaged MTP block makes.
+func (r *Report) damageCode() int {
+	code, _ := cli.Code(r.damaged.Err())
+	return code
+}
+
+// damage is the error of a model that loads although its MTP block is damaged.
+func (r *Report) damage() error {
+	if len(r.damaged) == 0 {
+		return nil
+	}
+	return &format.Error{Path: r.Path, What: Loadable + ", but the MTP block is damaged", Err: r.damaged}
+}
+
+// Err is nil for a model that loads whole, or of which nothing says that it
+// does not; its kind is the gravest of the problems.
 func (r *Report) Err() error {
 	kinds := map[string]error{"corrupt": format.ErrCorrupt, "incomplete": format.ErrIncomplete, "unsupported": format.ErrUnsupported}
 	if len(r.Problems) == 0 {
-		return nil
+		return r.damage()
 	}
 	e := &format.Error{Path: r.Path, What: NotLoadable + ": " + plural(len(r.Problems), "problem")}
 	for _, kind := range []string{"corrupt", "incomplete", "unsupported"} {

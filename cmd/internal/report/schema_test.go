@@ -44,41 +44,54 @@ func paths(prefix string, t reflect.Type) []string {
 	return list
 }
 
-// TestSchemaIsDocumented holds docs/report.md and the struct together: a field
+// TestSchemaIsDocumented holds docs/report.md and the structs together: a field
 // cannot change unnoticed by the page, nor without a look at the version.
 func TestSchemaIsDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/report.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(string(page), "`schema` is "+strconv.Itoa(Schema)+".") {
-		t.Errorf("the page does not speak of schema %d", Schema)
+	report, diff, ok := strings.Cut(string(page), "\n## inspect diff\n")
+	if !ok {
+		t.Fatal("no part about inspect diff")
 	}
-	var documented []string
-	for line := range strings.Lines(string(page)) {
-		cells := strings.Split(line, "|")
-		if len(cells) < 5 || !strings.HasPrefix(cells[1], " `") {
-			continue
-		}
-		if strings.TrimSpace(cells[3]) == "" {
-			t.Errorf("no meaning: %s", line)
-		}
-		documented = append(documented, strings.Trim(cells[1], " `")+" "+strings.TrimSpace(cells[2]))
-	}
-	want := paths("", reflect.TypeFor[Report]())
-	if !slices.Equal(documented, want) {
-		for _, p := range want {
-			if !slices.Contains(documented, p) {
-				t.Errorf("not on the page: %s", p)
+	for _, tt := range []struct {
+		name, text string
+		schema     int
+		of         reflect.Type
+	}{{"report", report, Schema, reflect.TypeFor[Report]()}, {"diff", diff, DiffSchema, reflect.TypeFor[Diff]()}} {
+		t.Run(tt.name, func(t *testing.T) {
+			if !strings.Contains(tt.text, "`schema` is "+strconv.Itoa(tt.schema)) {
+				t.Errorf("the page does not speak of schema %d", tt.schema)
 			}
-		}
-		for _, p := range documented {
-			if !slices.Contains(want, p) {
-				t.Errorf("not in the struct: %s", p)
+			var documented []string
+			for line := range strings.Lines(tt.text) {
+				cells := strings.Split(line, "|")
+				if len(cells) < 5 || !strings.HasPrefix(cells[1], " `") {
+					continue
+				}
+				if strings.TrimSpace(cells[3]) == "" {
+					t.Errorf("no meaning: %s", line)
+				}
+				documented = append(documented, strings.Trim(cells[1], " `")+" "+strings.TrimSpace(cells[2]))
 			}
-		}
-		if !t.Failed() {
-			t.Error("the page has another order than the struct")
-		}
+			want := paths("", tt.of)
+			if slices.Equal(documented, want) {
+				return
+			}
+			for _, p := range want {
+				if !slices.Contains(documented, p) {
+					t.Errorf("not on the page: %s", p)
+				}
+			}
+			for _, p := range documented {
+				if !slices.Contains(want, p) {
+					t.Errorf("not in the struct: %s", p)
+				}
+			}
+			if !t.Failed() {
+				t.Error("the page has another order than the struct")
+			}
+		})
 	}
 }

@@ -23,8 +23,9 @@ type Tensor struct {
 	Group      int      `json:"group"`
 	Bytes      int64    `json:"bytes"`
 	Shard      string   `json:"shard"`
-	Read       string   `json:"read"`       // how the format is known: "stamped", "inferred", "dtype" or "unknown"
-	Candidates []string `json:"candidates"` // every format that the bytes allow, if there are several; the first is what a stamp says or a reader of bytes takes
+	Read       string   `json:"read"`            // how the format is known: "stamped", "inferred", "dtype" or "unknown"
+	Candidates []string `json:"candidates"`      // every format that the bytes allow, if there are several; the first is what a stamp says or a reader of bytes takes
+	Error      *float64 `json:"error,omitempty"` // against a checkpoint
 	Note       string   `json:"note,omitempty"`
 }
 
@@ -82,7 +83,7 @@ func (r *Report) scalesOfPair(t *format.Tensor) bool {
 
 func (r *Report) tensor(f *quantize.Found) Tensor {
 	t := Tensor{Name: f.Name, Role: f.Role.String(), Layer: f.Layer, MTP: f.MTP, Shape: f.Shape, Format: f.Spec.Name(), Group: f.Spec.Group,
-		Bytes: bytesOf(f), Shard: filepath.Base(f.Tensor.Shard.Path), Read: readDType, Candidates: []string{}}
+		Bytes: bytesOf(f), Shard: filepath.Base(f.Tensor.Shard.Path), Read: readDType, Candidates: []string{}, Error: r.errorOf(f.Name)}
 	if f.Tensor.DType == format.DTypeU8 {
 		t.Read = readInferred
 		if r.snap.Stamped(f.Name) {
@@ -141,6 +142,11 @@ type LayerRole struct {
 	Formats []FormatCount `json:"formats"`
 	Missing int           `json:"missing"` // wanted and not there, or wrong
 	Absent  int           `json:"absent"`  // optional and not there
+	Bytes   int64         `json:"bytes"`
+	Error   *float64      `json:"error,omitempty"` // of all these tensors against a checkpoint
+	Worst   *float64      `json:"worst,omitempty"` // of one
+
+	found []*quantize.Found
 }
 
 // AddLayers fills in Layers. It is format.ErrUsage without a known model.
@@ -155,6 +161,8 @@ func (r *Report) AddLayers() error {
 	type cell struct {
 		formats         counts
 		missing, absent int
+		bytes           int64
+		found           []*quantize.Found
 	}
 	found := map[string]*quantize.Found{}
 	for i := range r.census.Found {
@@ -179,6 +187,8 @@ func (r *Report) AddLayers() error {
 		switch {
 		case f != nil:
 			c.formats[f.Spec.Name()]++
+			c.bytes += bytesOf(f)
+			c.found = append(c.found, f)
 			l.Bytes += bytesOf(f)
 		case gone:
 			c.absent++
@@ -189,7 +199,13 @@ func (r *Report) AddLayers() error {
 	for n, l := range layers {
 		for _, role := range quantize.Roles() {
 			if c := cells[key{n, role}]; c != nil {
-				l.Roles = append(l.Roles, LayerRole{role.String(), c.formats.list(), c.missing, c.absent})
+				x := LayerRole{Role: role.String(), Formats: c.formats.list(), Missing: c.missing, Absent: c.absent, Bytes: c.bytes, found: c.found}
+				var names []string
+				for _, f := range c.found {
+					names = append(names, f.Name)
+				}
+				x.Error, x.Worst = r.cellErrors(names)
+				l.Roles = append(l.Roles, x)
 			}
 		}
 		r.Layers = append(r.Layers, *l)

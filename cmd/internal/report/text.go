@@ -56,8 +56,9 @@ func amount(n int64) string {
 	return ""
 }
 
-// Sections says what Write writes instead of the summary.
-type Sections struct{ Tensors, Layers, Verification bool }
+// Sections says what Write writes instead of the summary. Placement, Memory
+// and Against are what has been added.
+type Sections struct{ Tensors, Layers, Placement, Memory, Against, Verification bool }
 
 // Write writes the sections that were asked for, and the problems; or else the
 // summary.
@@ -69,7 +70,8 @@ func (r *Report) Write(w io.Writer, s Sections) error {
 	for _, part := range []struct {
 		wanted bool
 		write  func(io.Writer) error
-	}{{s.Layers, r.WriteLayers}, {s.Tensors, r.WriteTensors}, {s.Verification, r.WriteVerification}} {
+	}{{s.Layers, r.WriteLayers}, {s.Tensors, r.WriteTensors}, {s.Placement, r.WritePlacements}, {s.Memory, r.WriteMemory}, {s.Against, r.WriteAgainst},
+		{s.Verification, r.WriteVerification}} {
 		if !part.wanted {
 			continue
 		}
@@ -154,6 +156,8 @@ func (r *Report) verdict() string {
 		return NotLoadable + ", " + plural(len(r.Problems), "problem")
 	case r.Verdict == Unknown:
 		return "tensors only"
+	case len(r.damaged) > 0:
+		return r.Verdict + ", MTP block damaged"
 	}
 	return r.Verdict
 }
@@ -190,7 +194,7 @@ func (b *Block) text(without string) string {
 		text = "layers "
 	}
 	text += b.Layers + ": " + b.State
-	if b.State == "partial" {
+	if b.State == "partial" || b.State == "damaged" {
 		text += " (" + without + ")"
 	}
 	if len(b.Formats) > 0 {
@@ -320,14 +324,25 @@ func (p *Problem) item() string {
 
 // WriteTensors writes Tensors as a table.
 func (r *Report) WriteTensors(w io.Writer) error {
-	t := cli.NewTable("tensor", "shape", "format", "bytes", "shard", "read", "note")
+	head := []string{"tensor", "shape", "format", "bytes", "shard", "read"}
+	if r.Against != nil {
+		head = append(head, "error")
+	}
+	t := cli.NewTable(append(head, "note")...)
 	for _, x := range r.Tensors {
 		note := x.Note
 		if len(x.Candidates) > 0 {
 			note = strings.TrimPrefix(note+"; candidates "+strings.Join(x.Candidates, ", "), "; ")
 		}
-		shape := strings.ReplaceAll(fmt.Sprint(x.Shape), " ", ",")
-		t.Add(clean(x.Name), shape, x.Format, cli.Bytes(x.Bytes), clean(x.Shard), x.Read, clean(note))
+		cells := []any{clean(x.Name), shapeText(x.Shape), x.Format, cli.Bytes(x.Bytes), clean(x.Shard), x.Read}
+		switch {
+		case r.Against == nil:
+		case x.Error == nil:
+			cells = append(cells, "–")
+		default:
+			cells = append(cells, errorText(*x.Error))
+		}
+		t.Add(append(cells, clean(note))...)
 	}
 	_, err := t.WriteTo(w)
 	return err
@@ -375,7 +390,7 @@ func (r *Report) WriteLayers(w io.Writer) error {
 			roles = append(roles, role.String())
 		}
 	}
-	t := cli.NewTable(slices.Concat(head, roles, []string{"bytes/layer"})...)
+	t := cli.NewTable(slices.Concat(head, roles, []string{"bytes/layer"})...).Left(0)
 	for _, x := range rows {
 		labels := wrapRanges(quantize.Ranges(x.layers), 24)
 		if x.mtp {

@@ -30,6 +30,7 @@ type Verification struct {
 	Manifest string       `json:"manifest"` // "none", "agrees" or "disagrees" about names and sizes of shards
 	Findings []Finding    `json:"findings"` // all that is wrong
 	Roles    []RoleHealth `json:"roles"`
+	Groups   []GroupCheck `json:"groups"`   // matrices whose bytes fit several group sizes
 	Warnings []string     `json:"warnings"` // what is legal, but predicts trouble
 }
 
@@ -66,17 +67,20 @@ func (v *Verification) Err(path string) error {
 // subject is a tensor under examination. With a nil Found it is only what its
 // header says: a run of numbers.
 type subject struct {
-	found  *quantize.Found
-	tensor *format.Tensor
-	spec   format.Spec
-	offset int64
-	scales *format.Tensor
-	opaque bool // bytes without rules
-	asRun  bool // spec has one row, which is cut by columns
-	factor bool // a run of scales
+	found   *quantize.Found
+	tensor  *format.Tensor
+	spec    format.Spec
+	offset  int64
+	scales  *format.Tensor
+	sizes   []int // group sizes that the bytes fit, if there are several
+	stamped bool
+	opaque  bool // bytes without rules
+	asRun   bool // spec has one row, which is cut by columns
+	factor  bool // a run of scales
 
 	mu     sync.Mutex
 	health quantize.Health
+	fits   []quantize.GroupFit
 	err    error
 }
 
@@ -96,7 +100,7 @@ func (r *Report) Verify(ctx context.Context, threads int, progress *cli.Progress
 	if threads < 1 {
 		threads = goruntime.GOMAXPROCS(0)
 	}
-	v := &Verification{Findings: []Finding{}, Roles: []RoleHealth{}, Warnings: []string{}}
+	v := &Verification{Findings: []Finding{}, Roles: []RoleHealth{}, Groups: []GroupCheck{}, Warnings: []string{}}
 	subjects := r.subjects()
 	var pieces []piece
 	for _, s := range subjects {
@@ -138,6 +142,7 @@ func (r *Report) Verify(ctx context.Context, threads int, progress *cli.Progress
 	}
 	v.manifest(r)
 	v.collect(subjects)
+	v.checkGroups(subjects)
 	v.warnDead(subjects)
 	r.Verification = v
 	return nil
@@ -159,7 +164,7 @@ func (r *Report) subjects() []*subject {
 	if r.census != nil {
 		for i := range r.census.Found {
 			f := &r.census.Found[i]
-			list = append(list, &subject{found: f, tensor: f.Tensor, spec: f.Spec, offset: f.Offset, scales: f.Scales})
+			list = append(list, &subject{found: f, tensor: f.Tensor, spec: f.Spec, offset: f.Offset, scales: f.Scales, sizes: r.groupSizes(f), stamped: r.snap.Stamped(f.Name)})
 			seen[f.Tensor.Name] = true
 			if f.Scales != nil {
 				seen[f.Scales.Name] = true
@@ -250,6 +255,10 @@ func (p piece) examine(buf *buffers) int64 {
 	if err == nil && !p.opaque {
 		h, err = quantize.CheckHealth(m)
 	}
+	var fits []quantize.GroupFit
+	if err == nil && p.sizes != nil {
+		fits = quantize.FitGroups(m.W, part.Cols, p.sizes)
+	}
 	if p.factor {
 		scaleRun(&h, m)
 	}
@@ -261,6 +270,7 @@ func (p piece) examine(buf *buffers) int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.health.Add(row, h)
+	p.addFits(fits)
 	p.err = cmp.Or(p.err, err)
 	return n
 }
@@ -433,6 +443,7 @@ func (r *Report) WriteVerification(w io.Writer) error {
 		l.f("")
 		l.WriteString(t.String())
 	}
+	l.groups(v.Groups)
 	var items []string
 	for _, f := range v.Findings {
 		items = append(items, f.text())
