@@ -255,7 +255,7 @@ func TestMergeKilledAtTheEnd(t *testing.T) {
 func TestMergeRefusals(t *testing.T) {
 	c := oracleContainer(t, 0)
 	_, err := NewMerge(c.dir, c.dir, "kvb")
-	wantError(t, err, format.ErrUsage, "has no such overlay")
+	wantError(t, err, format.ErrUsage, `has no overlay "kvb"`)
 	req := kvB("int4-grouped/32")
 	req.MaxShard = 4000
 	ctx, o := stopAfter(t, 1)

@@ -1,7 +1,6 @@
 package quantize
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -31,7 +30,10 @@ func findOverlay(dir, name string) (*OverlayInfo, []OverlayInfo, error) {
 		}
 		names[i] = list[i].Name
 	}
-	return nil, nil, &format.Error{Kind: format.ErrUsage, Path: dir, What: "has no such overlay", Found: fmt.Sprintf("%q", name), Wanted: cmp.Or(strings.Join(names, ", "), "a directory with one")}
+	if len(names) == 0 {
+		return nil, nil, &format.Error{Kind: format.ErrUsage, Path: dir, What: fmt.Sprintf("has no overlay %q, nor any other", name)}
+	}
+	return nil, nil, &format.Error{Kind: format.ErrUsage, Path: dir, What: fmt.Sprintf("has no overlay %q", name), Wanted: strings.Join(names, " or ")}
 }
 
 // RemoveOverlay takes an overlay out of a base, or out of a directory of its

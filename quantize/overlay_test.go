@@ -688,7 +688,7 @@ func TestOverlaysOfOneBase(t *testing.T) {
 	}
 	sameFiles(t, files(t, c.dir), before)
 	_, err = RemoveOverlay(c.dir, "kvb")
-	wantError(t, err, format.ErrUsage, "has no such overlay", `"kvb"`)
+	wantError(t, err, format.ErrUsage, `has no overlay "kvb", nor any other`)
 }
 
 // TestForeignIndexKeepsItsMembers, whoever wrote it.

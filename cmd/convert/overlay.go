@@ -5,6 +5,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -58,13 +59,9 @@ func overlayCommand() *cobra.Command {
 		Use: "overlay [flags] BASE", Short: "Replace some tensors of a finished container",
 		Long: overlayLong, Example: overlayExamples, Args: cli.Args("BASE"),
 	}
-	var roles []string
-	for _, r := range quantize.Roles() {
-		roles = append(roles, r.String())
-	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	fs.StringArrayVar(&f.roles, "role", nil, "`ROLE` to replace in every layer, repeatable: "+strings.Join(roles, ", "))
+	fs.StringArrayVar(&f.roles, "role", nil, "`ROLE` to replace in every layer, repeatable: "+roleNames())
 	fs.StringVar(&f.tensors, "tensors", "", "`REGEX` that finds the names of the tensors to replace")
 	fs.StringVar(&f.format, "format", "", "`FORMAT` that they get, such as int4-grouped/64 or bf16")
 	fs.IntVar(&f.group, "group-size", quantize.DefaultGroup, "columns that share a scale in int4-grouped, `N` (0 is int4-row)")
@@ -97,6 +94,14 @@ func overlayCommand() *cobra.Command {
 	return cmd
 }
 
+func roleNames() string {
+	var names []string
+	for _, r := range quantize.Roles() {
+		names = append(names, r.String())
+	}
+	return strings.Join(names, ", ")
+}
+
 // request is what the flags ask for.
 func (f *overlayFlags) request() (req quantize.OverlayRequest, err error) {
 	var problems format.Problems
@@ -104,7 +109,7 @@ func (f *overlayFlags) request() (req quantize.OverlayRequest, err error) {
 	for _, name := range f.roles {
 		i := slices.IndexFunc(quantize.Roles(), func(r quantize.Role) bool { return r.String() == name })
 		if i < 0 {
-			fail(cli.Usagef("--role: there is no role %q", name))
+			fail(&format.Error{Kind: format.ErrUsage, What: "--role", Found: strconv.Quote(name), Wanted: roleNames()})
 			continue
 		}
 		req.Roles = append(req.Roles, quantize.Roles()[i])

@@ -98,6 +98,12 @@ func (l *overlayList) text() string {
 		for _, r := range o.Replaces {
 			fmt.Fprintf(&b, "%s replaces %s: %s\n", o.Name, r.Format, strings.Join(r.Names, ", "))
 		}
+		switch o.State {
+		case quantize.OverlayUnfinished, quantize.OverlayShadowed:
+			fmt.Fprintf(&b, "%s is not read: the command that began it continues, --remove %s takes it away\n", o.Name, o.Name)
+		case quantize.OverlayMerging:
+			fmt.Fprintf(&b, "%s is in a part of the base's shards already: --merge %s continues\n", o.Name, o.Name)
+		}
 	}
 	for _, o := range l.Others {
 		fmt.Fprintf(&b, "%s, %s, which this command did not write, replaces %s\n", o.Shard, cli.Bytes(o.Bytes), strings.Join(o.Replaces, ", "))
