@@ -388,6 +388,7 @@ func (s *Shard) mapping() ([]byte, error) {
 		return nil, fileError(s.Path, "cannot map", err)
 	}
 	s.mapped = all
+	trackMapping(all)
 	return all, nil
 }
 
@@ -430,6 +431,7 @@ func (s *Shard) Close() error {
 	s.closed = true
 	var err error
 	if s.mapped != nil {
+		forgetMapping(s.mapped)
 		err = unmapFile(s.mapped)
 		s.mapped = nil
 	}

@@ -78,5 +78,5 @@ func (v Variant) Key() string {
 
 // Variants are all pipelines that the backend uses.
 func Variants() []Variant {
-	return slices.Concat(probeVariants)
+	return slices.Concat(probeVariants, backendVariants())
 }

@@ -1,0 +1,283 @@
+// Mixture of experts: routing and the chosen experts, docs/arithmetic.md section 6.
+#include <metal_stdlib>
+using namespace metal;
+#pragma METAL fp math_mode(safe)
+#pragma METAL fp contract(off)
+
+#include "numbers.h"
+#include "codes.h"
+#include "dot.h"
+#include "order.h"
+
+#define ANY_FORMAT 255u
+
+constant uint FORMAT [[function_constant(0)]]; // of all experts, or ANY_FORMAT
+constant bool CUT [[function_constant(1)]];
+constant uint TILE [[function_constant(2)]];
+
+struct RouteArgs {
+  uint experts;
+  uint groups;
+  uint top_groups;
+  uint topk;
+  uint normalize;
+  uint x_stride;
+  uint w_stride;
+  float scale;
+};
+
+// How many of n numbers come before the i-th in descending order.
+static inline uint rank(threadgroup const float* v, uint n, uint i) {
+  const uint key = order_key(v[i]);
+  uint r = 0u;
+  for (uint j = 0; j < n; j++) {
+    const uint other = order_key(v[j]);
+    if (other > key || (other == key && j < i)) r += 1u;
+  }
+  return r;
+}
+
+// One simdgroup a token. shared holds, for each expert, its sigmoid, its choice
+// and whether it is taken; then for each group its score and whether it competes.
+kernel void route(device const float* x [[buffer(0)]],
+                  device const float* bias [[buffer(1)]],
+                  device uint* ids [[buffer(2)]],
+                  device float* weights [[buffer(3)]],
+                  constant RouteArgs& args [[buffer(4)]],
+                  threadgroup float* shared [[threadgroup(0)]],
+                  uint token [[threadgroup_position_in_grid]],
+                  uint tid [[thread_index_in_threadgroup]],
+                  uint threads [[threads_per_threadgroup]]) {
+  const uint n = args.experts;
+  threadgroup float* sigmoids = shared;
+  threadgroup float* choice = shared + n;
+  threadgroup float* taken = shared + 2u * n;
+  threadgroup float* group_score = shared + 3u * n;
+  threadgroup float* competes = shared + 3u * n + args.groups;
+  const float lowest = as_type<float>(0xFF800000u);
+  for (uint i = tid; i < n; i += threads) {
+    const float s = sigmoid_fixed(x[ulong(token) * args.x_stride + i]);
+    sigmoids[i] = s;
+    choice[i] = s + bias[i];
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (args.groups > 1u) {
+    const uint size = n / args.groups;
+    for (uint g = tid; g < args.groups; g += threads) {
+      float first = lowest;
+      float second = lowest;
+      for (uint i = 0; i < size; i++) {
+        const float c = choice[g * size + i];
+        if (c > first) {
+          second = first;
+          first = c;
+        } else if (c > second) {
+          second = c;
+        }
+      }
+      group_score[g] = size > 1u ? first + second : first;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint g = tid; g < args.groups; g += threads) {
+      competes[g] = rank(group_score, args.groups, g) < args.top_groups ? 1.0f : 0.0f;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = tid; i < n; i += threads) {
+      if (i / size < args.groups && competes[i / size] == 0.0f) choice[i] = lowest;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  for (uint i = tid; i < n; i += threads) taken[i] = rank(choice, n, i) < args.topk ? 1.0f : 0.0f;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (tid == 0u) {
+    float sum = 0.0f;
+    for (uint i = 0; i < n; i++) {
+      if (taken[i] != 0.0f) sum = sum + sigmoids[i];
+    }
+    const float norm = sum + 1e-20f;
+    uint k = 0u;
+    for (uint i = 0; i < n; i++) {
+      if (taken[i] != 0.0f) {
+        float w = sigmoids[i];
+        if (args.normalize != 0u) w = w / norm;
+        ids[ulong(token) * args.topk + k] = i;
+        weights[ulong(token) * args.w_stride + k] = w * args.scale;
+        k += 1u;
+      }
+    }
+  }
+}
+
+struct GroupArgs {
+  uint pairs; // of a token and one of its experts
+  uint topk;
+  uint experts;
+  uint tile;
+  uint tiles; // at most
+};
+
+struct Tile {
+  uint expert;
+  uint first; // pair, in the order by expert
+  uint count;
+};
+
+// One threadgroup: the pairs in the order of their experts. token[i] is the
+// token of the i-th pair of that order, place[p] where the pair p went.
+kernel void group_pairs(device const uint* ids [[buffer(0)]],
+                        device uint* token [[buffer(1)]],
+                        device uint* place [[buffer(2)]],
+                        device Tile* tiles [[buffer(3)]],
+                        constant GroupArgs& args [[buffer(4)]],
+                        threadgroup uint* shared [[threadgroup(0)]],
+                        uint tid [[thread_index_in_threadgroup]],
+                        uint threads [[threads_per_threadgroup]]) {
+  threadgroup uint* first = shared;
+  threadgroup uint* first_tile = shared + args.experts + 1u;
+  for (uint e = tid; e < args.experts; e += threads) {
+    uint count = 0u;
+    for (uint p = 0; p < args.pairs; p++) {
+      if (ids[p] == e) count += 1u;
+    }
+    first[e] = count;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (tid == 0u) {
+    uint pair = 0u;
+    uint t = 0u;
+    for (uint e = 0; e < args.experts; e++) {
+      const uint count = first[e];
+      first[e] = pair;
+      first_tile[e] = t;
+      pair += count;
+      t += (count + args.tile - 1u) / args.tile;
+    }
+    first[args.experts] = pair;
+    first_tile[args.experts] = t;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint e = tid; e < args.experts; e += threads) {
+    uint at = first[e];
+    const uint end = first[e + 1u];
+    if (at < end) {
+      for (uint p = 0; p < args.pairs; p++) {
+        if (ids[p] == e) {
+          token[at] = p / args.topk;
+          place[p] = at;
+          at += 1u;
+        }
+      }
+    }
+    uint t = first_tile[e];
+    for (uint i = first[e]; i < end; i += args.tile) {
+      tiles[t].expert = e;
+      tiles[t].first = i;
+      tiles[t].count = min(args.tile, end - i);
+      t += 1u;
+    }
+  }
+  for (uint t = first_tile[args.experts] + tid; t < args.tiles; t += threads) tiles[t].count = 0u;
+}
+
+// One matrix of an expert; a block may hold experts of several formats.
+struct Expert {
+  device const uchar* w;
+  device const float* scales;
+  uint format;
+  uint row_bytes;
+  uint scale_cols;
+  uint group;
+  uint wide;
+  uint unused;
+};
+
+struct ExpertArgs {
+  uint matrix; // 0 gate, 1 up, 2 down
+  uint rows;
+  uint cols;
+  uint blocks;
+  uint x_stride;
+  uint y_stride;
+  uint by_pair; // vectors are those of the pairs, not of the tokens
+};
+
+// Four rows a simdgroup (x) of the expert of a tile (y). The rounded vectors
+// come in every layout that some expert needs.
+kernel void expert_matmul(device const Expert* experts [[buffer(0)]],
+                          device const Tile* tiles [[buffer(1)]],
+                          device const uint* token [[buffer(2)]],
+                          device const float* x [[buffer(3)]],
+                          device const uint* q0 [[buffer(4)]],
+                          device const float* sx0 [[buffer(5)]],
+                          device const uint* q1 [[buffer(6)]],
+                          device const float* sx1 [[buffer(7)]],
+                          device const uint* q2 [[buffer(8)]],
+                          device const float* sx2 [[buffer(9)]],
+                          device float* y [[buffer(10)]],
+                          constant ExpertArgs& args [[buffer(11)]],
+                          uint2 tg [[threadgroup_position_in_grid]],
+                          uint lane [[thread_index_in_simdgroup]],
+                          uint sg [[simdgroup_index_in_threadgroup]],
+                          uint nsg [[simdgroups_per_threadgroup]]) {
+  const uint row = (tg.x * nsg + sg) * 4u + lane / 8u;
+  const bool live = row < args.rows;
+  const uint from = live ? row : 0u;
+  const uint first = tiles[tg.y].first;
+  const uint n = tiles[tg.y].count;
+  if (n > 0u) {
+    const uint e = tiles[tg.y].expert * 3u + args.matrix;
+    device const uchar* w = experts[e].w;
+    device const float* scales = experts[e].scales;
+    const bool any = FORMAT == ANY_FORMAT;
+    const uint format = any ? experts[e].format : FORMAT;
+    const uint group = experts[e].group;
+    const Codes m = {format, args.cols, experts[e].row_bytes, experts[e].scale_cols, group};
+    const bool cut = any ? format == FORMAT_INT4_GROUPED && group % 64u != 0u : CUT;
+    const Operands o = {m, args.blocks, any ? experts[e].wide != 0u : true, cut, TILE};
+    uint at[8];
+    ulong start[8];
+    float acc[8];
+    float odd[8];
+    for (uint i = 0; i < TILE; i++) {
+      const uint pair = first + min(i, n - 1u);
+      at[i] = args.by_pair != 0u ? pair : token[pair];
+      start[i] = ulong(at[i]) * args.x_stride;
+    }
+    if (format == FORMAT_INT8_ROW) {
+      int_row(o, w, scales, from, q0, sx0, at, n, lane % 8u, acc);
+    } else if (format == FORMAT_INT4_ROW || format == FORMAT_INT4_GROUPED) {
+      int_row(o, w, scales, from, q1, sx1, at, n, lane % 8u, acc);
+    } else if (format == FORMAT_INT2_ROW || format == FORMAT_INT3_G64) {
+      int_row(o, w, scales, from, q2, sx2, at, n, lane % 8u, acc);
+    } else {
+      float_row(o, w, scales, from, x, start, n, lane % 8u, acc, odd);
+    }
+    for (uint i = 0; i < TILE; i++) {
+      if (live && i < n && lane % 8u == 0u) y[ulong(first + i) * args.y_stride + row] = acc[i];
+    }
+  }
+}
+
+struct SumArgs {
+  uint cols;
+  uint topk;
+  uint w_stride;
+  uint y_stride;
+};
+
+// One thread a column (x) of a token (y): its experts in increasing order.
+kernel void expert_sum(device const float* down [[buffer(0)]],
+                       device const float* weights [[buffer(1)]],
+                       device const uint* place [[buffer(2)]],
+                       device float* y [[buffer(3)]],
+                       constant SumArgs& args [[buffer(4)]],
+                       uint2 at [[thread_position_in_grid]]) {
+  if (at.x < args.cols) {
+    float acc = 0.0f;
+    for (uint k = 0; k < args.topk; k++) {
+      const ulong row = place[at.y * args.topk + k];
+      acc = fma(weights[ulong(at.y) * args.w_stride + k], down[row * args.cols + at.x], acc);
+    }
+    y[ulong(at.y) * args.y_stride + at.x] = acc;
+  }
+}

@@ -1,0 +1,83 @@
+// RMSNorm and LayerNorm, docs/arithmetic.md section 3.
+#include <metal_stdlib>
+using namespace metal;
+#pragma METAL fp math_mode(safe)
+#pragma METAL fp contract(off)
+
+#include "numbers.h"
+
+struct NormArgs {
+  uint n;
+  uint x_stride;
+  uint y_stride;
+  float eps;
+};
+
+// One threadgroup a row: the first simdgroup sums, all scale.
+kernel void rmsnorm(device const float* x [[buffer(0)]],
+                    device const float* w [[buffer(1)]],
+                    device float* y [[buffer(2)]],
+                    constant NormArgs& args [[buffer(3)]],
+                    threadgroup float* shared [[threadgroup(0)]],
+                    uint row [[threadgroup_position_in_grid]],
+                    uint tid [[thread_index_in_threadgroup]],
+                    uint threads [[threads_per_threadgroup]]) {
+  device const float* r = x + ulong(row) * args.x_stride;
+  device float* out = y + ulong(row) * args.y_stride;
+  if (tid < 32u) {
+    float acc = 0.0f;
+    if (tid < 16u) {
+      for (uint i = tid; i < args.n; i += 16u) acc = fma(r[i], r[i], acc);
+    }
+    acc = tree16(acc);
+    if (tid == 0u) shared[0] = acc;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const float mean = shared[0] / float(args.n);
+  const float scale = 1.0f / precise::sqrt(mean + args.eps);
+  for (uint i = tid; i < args.n; i += threads) {
+    const float v = r[i] * scale;
+    out[i] = v * w[i];
+  }
+}
+
+kernel void layernorm(device const float* x [[buffer(0)]],
+                      device const float* w [[buffer(1)]],
+                      device const float* b [[buffer(2)]],
+                      device float* y [[buffer(3)]],
+                      constant NormArgs& args [[buffer(4)]],
+                      threadgroup float* shared [[threadgroup(0)]],
+                      uint row [[threadgroup_position_in_grid]],
+                      uint tid [[thread_index_in_threadgroup]],
+                      uint threads [[threads_per_threadgroup]]) {
+  device const float* r = x + ulong(row) * args.x_stride;
+  device float* out = y + ulong(row) * args.y_stride;
+  if (tid < 32u) {
+    float acc = 0.0f;
+    if (tid < 16u) {
+      for (uint i = tid; i < args.n; i += 16u) acc = acc + r[i];
+    }
+    const float mean = tree16(acc) / float(args.n);
+    acc = 0.0f;
+    if (tid < 16u) {
+      for (uint i = tid; i < args.n; i += 16u) {
+        const float c = r[i] - mean;
+        acc = fma(c, c, acc);
+      }
+    }
+    acc = tree16(acc);
+    if (tid == 0u) {
+      shared[0] = mean;
+      shared[1] = acc;
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const float mean = shared[0];
+  const float variance = shared[1] / float(args.n);
+  const float scale = 1.0f / precise::sqrt(variance + args.eps);
+  for (uint i = tid; i < args.n; i += threads) {
+    const float c = r[i] - mean;
+    const float v = c * scale;
+    out[i] = fma(v, w[i], b[i]);
+  }
+}

@@ -1,0 +1,61 @@
+// Activations rounded to integers, docs/arithmetic.md section 1.
+#include <metal_stdlib>
+using namespace metal;
+#pragma METAL fp math_mode(safe)
+#pragma METAL fp contract(off)
+
+constant uint LAYOUT [[function_constant(0)]];
+
+struct RoundArgs {
+  uint cols;
+  uint blocks;
+  uint x_stride;
+};
+
+// One simdgroup a block (x) of a row (y); each lane rounds two elements and
+// writes one word. The layouts: 0 is two int16 in their order, 1 and 2 are
+// the mates q[a + n] + q[a] * 2^16 of words that hold the codes of the columns
+// a and a + n, n being 4 and 8.
+kernel void round_activations(device const float* x [[buffer(0)]],
+                              device uint* q [[buffer(1)]],
+                              device float* sx [[buffer(2)]],
+                              constant RoundArgs& args [[buffer(3)]],
+                              uint2 tg [[threadgroup_position_in_grid]],
+                              uint lane [[thread_index_in_simdgroup]],
+                              uint sg [[simdgroup_index_in_threadgroup]],
+                              uint nsg [[simdgroups_per_threadgroup]]) {
+  const uint block = tg.x * nsg + sg;
+  const bool live = block < args.blocks;
+  uint a = 2u * lane;
+  uint b = a + 1u;
+  if (LAYOUT == 1u) {
+    a = lane / 4u * 8u + lane % 4u;
+    b = a + 4u;
+  }
+  if (LAYOUT == 2u) {
+    a = lane / 8u * 16u + lane % 8u;
+    b = a + 8u;
+  }
+  device const float* r = x + ulong(tg.y) * args.x_stride;
+  const uint first = block * 64u;
+  const float va = first + a < args.cols ? r[first + a] : 0.0f;
+  const float vb = first + b < args.cols ? r[first + b] : 0.0f;
+  // Magnitudes compare as integers, NaN above all.
+  uint top = max(as_type<uint>(va) & 0x7FFFFFFFu, as_type<uint>(vb) & 0x7FFFFFFFu);
+  for (ushort o = 16; o > 0; o = o / 2) top = max(top, simd_shuffle_xor(top, o));
+  const float limit = LAYOUT == 0u ? 2047.0f : 127.0f;
+  float scale = as_type<float>(top) / limit;
+  if (scale < 1e-8f) scale = 1e-8f;
+  // The low bits of the sum are the integer, ties to even.
+  const float ra = va / scale;
+  const float rb = vb / scale;
+  const int qa = int(as_type<uint>(ra + 12582912.0f) << 16u) >> 16;
+  const int qb = int(as_type<uint>(rb + 12582912.0f) << 16u) >> 16;
+  const ulong place = ulong(tg.y) * args.blocks + block;
+  if (live) {
+    uint word = uint(qb) + (uint(qa) << 16u);
+    if (LAYOUT == 0u) word = (uint(qa) & 0xFFFFu) | (uint(qb) << 16u);
+    q[place * 32u + lane] = word;
+    if (lane == 0u) sx[place] = scale;
+  }
+}
