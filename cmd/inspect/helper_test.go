@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"math/rand/v2"
 	"os"
@@ -244,4 +245,62 @@ func tensorNamed(t *testing.T, r *report.Report, name string) report.Tensor {
 		t.Fatalf("no tensor %s in the report", name)
 	}
 	return r.Tensors[i]
+}
+
+func configOf(t *testing.T, m *model) *runtime.Config {
+	t.Helper()
+	data, err := json.Marshal(m.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := runtime.ReadConfig(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// writeHollow writes a model whose data are a hole in the file.
+func writeHollow(t *testing.T, path string, m *model, stamped bool) {
+	t.Helper()
+	header := map[string]any{}
+	if stamped {
+		header["__metadata__"] = format.StampMetadata(m.stamps)
+	}
+	at := int64(0)
+	for _, x := range m.tensors {
+		n := int64(x.DType.Bits() / 8)
+		for _, d := range x.Shape {
+			n *= int64(d)
+		}
+		header[x.Name] = map[string]any{"dtype": x.DType, "shape": x.Shape, "data_offsets": []int64{at, at + n}}
+		at += n
+	}
+	text, err := json.Marshal(header)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := binary.LittleEndian.AppendUint64(nil, uint64(len(text)))
+	if err = os.WriteFile(path, append(out, text...), 0o644); err == nil {
+		err = os.Truncate(path, int64(8+len(text))+at)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func rename(t *testing.T, from, to string) {
+	t.Helper()
+	if err := os.Rename(from, to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// writeText writes some English to measure perplexity with.
+func writeText(t *testing.T, path string) {
+	t.Helper()
+	text := strings.Repeat("The king went down to the sea and looked for the ship that had carried his brother away. ", 12)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -272,6 +272,7 @@ func (r *Report) stamps() {
 	s := &r.Stamps
 	var example *quantize.Found
 	others := 0
+	several := map[format.Spec]bool{} // whether bytes fit another reading, of few shapes for many tensors
 	for i := range r.census.Found {
 		f := &r.census.Found[i]
 		if f.Tensor.DType != format.DTypeU8 {
@@ -280,7 +281,12 @@ func (r *Report) stamps() {
 		s.Packed++
 		stamped := r.snap.Stamped(f.Name)
 		s.Stamped += one(stamped)
-		if len(r.snap.Candidates(f.Name, f.Spec.Rows, f.Spec.Cols)) < 2 {
+		ambiguous, known := several[f.Spec]
+		if !known {
+			ambiguous = len(r.snap.Candidates(f.Name, f.Spec.Rows, f.Spec.Cols)) > 1
+			several[f.Spec] = ambiguous
+		}
+		if !ambiguous {
 			continue
 		}
 		s.Ambiguous++

@@ -288,7 +288,7 @@ func (p *valuePair) raw(why error) TensorDiff {
 	case err != nil:
 		t.What, t.Problem = cannotCompare, err.Error()
 	case !same:
-		t.What = otherValues
+		t.What, t.Problem = otherValues, why.Error()
 	}
 	return t
 }

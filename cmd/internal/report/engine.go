@@ -215,6 +215,11 @@ func (r *Report) misreads(e *engine, p *Placement) {
 		}
 		names[what] = append(names[what], name)
 	}
+	type reading struct {
+		other format.Spec
+		yes   bool
+	}
+	ambiguous := map[format.Spec]reading{} // of few shapes, for many tensors
 	for _, f := range r.mainModel() {
 		if !slices.Contains(e.Formats, f.Spec.Format.String()) {
 			add("does not load "+f.Spec.Name(), f.Name)
@@ -226,8 +231,13 @@ func (r *Report) misreads(e *engine, p *Placement) {
 			}
 			add(what, f.Name)
 		}
-		if other, yes := format.Ambiguous(f.Spec); yes && (!e.ReadsStamps || f.Role == quantize.Expert || f.Spec.Format == format.Int4Grouped) {
-			add(fmt.Sprintf("is %s, but that engine goes by the bytes and reads %s", f.Spec.Name(), other.Name()), f.Name)
+		as, known := ambiguous[f.Spec]
+		if !known {
+			as.other, as.yes = format.Ambiguous(f.Spec)
+			ambiguous[f.Spec] = as
+		}
+		if as.yes && (!e.ReadsStamps || f.Role == quantize.Expert || f.Spec.Format == format.Int4Grouped) {
+			add(fmt.Sprintf("is %s, but that engine goes by the bytes and reads %s", f.Spec.Name(), as.other.Name()), f.Name)
 		}
 	}
 	for _, what := range order {
@@ -280,6 +290,13 @@ func (r *Report) halfOverlays() []string {
 // indexDecides counts the tensors that a reader without the index takes from
 // another shard of the directory, the first in byte order.
 func (r *Report) indexDecides() (n int, example string) {
+	held := 0
+	for _, s := range r.snap.Shards {
+		held += len(s.Tensors)
+	}
+	if held == len(r.snap.Names()) {
+		return 0, "" // no name is held twice
+	}
 	first := map[string]*format.Shard{}
 	for _, s := range r.snap.Shards {
 		for _, t := range s.Tensors {

@@ -183,7 +183,7 @@ func (r *Report) WritePlacements(w io.Writer) error {
 		l.WriteString(p.table().String())
 		l.reasons(p.Paths)
 		l.section("what formats do not decide", limits(p.Paths))
-		l.section("would be read wrongly by "+p.By, p.Warnings)
+		l.section("warnings for "+p.By, p.Warnings)
 	}
 	return l.to(w)
 }

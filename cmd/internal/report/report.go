@@ -5,6 +5,7 @@ package report
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"slices"
@@ -215,6 +216,9 @@ func Build(snap *format.Snapshot) (*Report, error) {
 		r.FileBytes += s.Size
 	}
 	r.Warnings = append(r.Warnings, snap.Warnings...)
+	if n, example := r.indexDecides(); n > 0 {
+		r.Warnings = append(r.Warnings, fmt.Sprintf("readers that ignore the index, as old colibri does, take the first file in byte order and so %s from other shards, such as %s", plural(n, "tensor"), example))
+	}
 	if err := r.origin(); err != nil {
 		return nil, err
 	}
