@@ -36,7 +36,8 @@ type Backend struct {
 	vecs     []*vector // by Vec.ID
 	weights  []*weight
 	pending  []*weight // loaded, without a place on the device yet
-	spans    []Buffer
+	spans    []Buffer  // of the weights
+	reached  []Buffer  // by kernels through addresses: the spans and empty
 	resident []func()
 	constant *vector // the small vectors of the model
 	empty    *vector // bound where a kernel has no use for a parameter

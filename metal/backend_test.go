@@ -1,5 +1,3 @@
-//go:build linux && (amd64 || arm64) && !nogpu
-
 package metal
 
 import (
@@ -12,6 +10,35 @@ import (
 	"hawkmoth/quantize"
 	"hawkmoth/runtime"
 )
+
+// gpus runs a test on every device of this machine; open opens it anew. What is
+// missing is skipped, visibly.
+func gpus(t *testing.T, run func(t *testing.T, open func() Device)) {
+	t.Helper()
+	for _, dr := range Drivers() {
+		t.Run(dr.Name, func(t *testing.T) {
+			if _, err := dr.Devices(); err != nil {
+				t.Skip("SKIPPED: ", err)
+			}
+			open := func() Device {
+				d, err := dr.Open(0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return d
+			}
+			d := open()
+			l := d.Limits()
+			if err := d.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if !l.SIMD {
+				t.Skip("SKIPPED: no operations over simdgroups")
+			}
+			run(t, open)
+		})
+	}
+}
 
 // twin runs the same commands on a backend and on the CPU, from the same
 // content of every buffer.
@@ -183,10 +210,12 @@ func testSpecs() (specs []format.Spec) {
 	return specs
 }
 
-func TestMatMul(t *testing.T) {
+func TestMatMul(t *testing.T) { gpus(t, testMatMul) }
+
+func testMatMul(t *testing.T, open func() Device) {
 	for _, s := range testSpecs() {
 		t.Run(s.Name(), func(t *testing.T) {
-			w := newTwin(t, emulator(t, EmulatorOptions{}))
+			w := newTwin(t, open())
 			for _, dims := range [][2]int{{1, 1}, {3, 2}, {5, 63}, {17, 64}, {4, 65}, {33, 100}, {7, 192}, {150, 256}, {20, 576}, {3, 1000}} {
 				s.Rows, s.Cols = dims[0], dims[1]
 				m, n := w.load(s), w.load(s)
@@ -204,9 +233,11 @@ func TestMatMul(t *testing.T) {
 	}
 }
 
-func TestEmbed(t *testing.T) {
+func TestEmbed(t *testing.T) { gpus(t, testEmbed) }
+
+func testEmbed(t *testing.T, open func() Device) {
 	for _, s := range testSpecs() {
-		w := newTwin(t, emulator(t, EmulatorOptions{}))
+		w := newTwin(t, open())
 		for _, cols := range []int{1, 63, 100, 256} {
 			s.Rows, s.Cols = 700, cols
 			m := w.load(s)
@@ -221,8 +252,10 @@ func TestEmbed(t *testing.T) {
 }
 
 // TestRowOperations: norms, rotations, gating and sums, also into caches.
-func TestRowOperations(t *testing.T) {
-	w := newTwin(t, emulator(t, EmulatorOptions{}))
+func TestRowOperations(t *testing.T) { gpus(t, testRowOperations) }
+
+func testRowOperations(t *testing.T, open func() Device) {
+	w := newTwin(t, open())
 	for _, n := range []int{2, 16, 63, 64, 100, 576} {
 		g, bias := w.load(format.Spec{Format: format.BF16, Rows: 1, Cols: n}), w.load(format.Spec{Format: format.F32, Rows: 1, Cols: n})
 		x, y := w.alloc(9, n+5, runtime.Float), w.alloc(9, n, runtime.Float)
@@ -255,10 +288,12 @@ func TestRowOperations(t *testing.T) {
 
 // TestAttention: the indexer's selection and attention over it, with every
 // format of kv_b, for one token and many, over one chunk of positions and several.
-func TestAttention(t *testing.T) {
+func TestAttention(t *testing.T) { gpus(t, testAttention) }
+
+func testAttention(t *testing.T, open func() Device) {
 	for _, s := range testSpecs() {
 		t.Run(s.Name(), func(t *testing.T) {
-			w := newTwin(t, emulator(t, EmulatorOptions{}))
+			w := newTwin(t, open())
 			for _, d := range []struct{ heads, nope, rope, value, kvl, topk, ctx int }{{2, 24, 16, 32, 64, 12, 64}, {9, 5, 4, 7, 97, 0, 600}, {3, 16, 8, 20, 128, 70, 700}} {
 				s.Rows, s.Cols = d.heads*(d.nope+d.value), d.kvl
 				kvb := w.load(s)
@@ -285,8 +320,10 @@ func TestAttention(t *testing.T) {
 }
 
 // TestSelectionOfEquals: ties, NaN and zeros of both signs.
-func TestSelectionOfEquals(t *testing.T) {
-	w := newTwin(t, emulator(t, EmulatorOptions{}))
+func TestSelectionOfEquals(t *testing.T) { gpus(t, testSelectionOfEquals) }
+
+func testSelectionOfEquals(t *testing.T, open func() Device) {
+	w := newTwin(t, open())
 	for _, n := range []int{40, 256, 257, 900} {
 		q, wt := w.alloc(2, 4, runtime.Float), w.alloc(2, 1, runtime.Float)
 		keys, sel := w.alloc(n, 4, runtime.Float), w.alloc(2, 33, runtime.Int)
@@ -300,8 +337,10 @@ func TestSelectionOfEquals(t *testing.T) {
 	}
 }
 
-func TestRoute(t *testing.T) {
-	w := newTwin(t, emulator(t, EmulatorOptions{}))
+func TestRoute(t *testing.T) { gpus(t, testRoute) }
+
+func testRoute(t *testing.T, open func() Device) {
+	w := newTwin(t, open())
 	for _, d := range []struct {
 		n, groups, top, k int
 		normalize         bool
@@ -321,7 +360,9 @@ func TestRoute(t *testing.T) {
 
 // TestExperts: every format by itself, and blocks whose experts differ in
 // format and group size.
-func TestExperts(t *testing.T) {
+func TestExperts(t *testing.T) { gpus(t, testExperts) }
+
+func testExperts(t *testing.T, open func() Device) {
 	all := testSpecs()
 	kinds := map[string][]format.Spec{"mixed": all, "mixed groups": {{Format: format.Int4Grouped, Group: 64}, {Format: format.Int4Grouped, Group: 128}}}
 	for _, s := range all {
@@ -329,7 +370,7 @@ func TestExperts(t *testing.T) {
 	}
 	for name, specs := range kinds {
 		t.Run(name, func(t *testing.T) {
-			w := newTwin(t, emulator(t, EmulatorOptions{}))
+			w := newTwin(t, open())
 			for _, d := range []struct{ experts, k, hidden, width int }{{8, 2, 128, 64}, {20, 3, 100, 37}} {
 				var gpu, cpu []runtime.ExpertWeights
 				for e := range d.experts {

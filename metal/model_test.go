@@ -1,5 +1,3 @@
-//go:build linux && (amd64 || arm64) && !nogpu
-
 package metal
 
 import (
@@ -157,7 +155,9 @@ func onlyGPU(t testing.TB, b *Backend) {
 }
 
 // TestOraclesBitForBit: prefill whole and chunked and decode give the CPU's bits.
-func TestOraclesBitForBit(t *testing.T) {
+func TestOraclesBitForBit(t *testing.T) { gpus(t, testOraclesBitForBit) }
+
+func testOraclesBitForBit(t *testing.T, open func() Device) {
 	for _, name := range []string{"glm_moe_dsa", "glm_moe_dsa_dense_attention", "glm_moe_dsa_fp8"} {
 		t.Run(name, func(t *testing.T) {
 			ids := oracleIDs(t, name)
@@ -167,13 +167,13 @@ func TestOraclesBitForBit(t *testing.T) {
 			ids = ids[:72]
 			dir := fixtures.Path(t, name)
 			want := logits(t, load(t, dir, runtime.NewCPU(1)), ids, 48, 48, true)
-			b := newBackend(t, emulator(t, EmulatorOptions{}))
+			b := newBackend(t, open())
 			m := load(t, dir, b)
 			for _, chunk := range []int{48, 7} {
 				compare(t, fmt.Sprint("chunk ", chunk), logits(t, m, ids, 48, chunk, true), want)
 			}
 			onlyGPU(t, b)
-			if n := b.Memory(); n.Wrapped == 0 || !n.Resident {
+			if n := b.Memory(); n.Wrapped+n.Copied == 0 || n.Resident != b.limits.Residency {
 				t.Errorf("memory %+v", n)
 			}
 		})
@@ -181,7 +181,9 @@ func TestOraclesBitForBit(t *testing.T) {
 }
 
 // TestTinyGLMBitForBit: the trained model in every format.
-func TestTinyGLMBitForBit(t *testing.T) {
+func TestTinyGLMBitForBit(t *testing.T) { gpus(t, testTinyGLMBitForBit) }
+
+func testTinyGLMBitForBit(t *testing.T, open func() Device) {
 	source := fixtures.TinyGLMDir(t)
 	ids := oracleIDs(t, "tiny-glm")[:64]
 	dirs := map[string]string{"bf16": source}
@@ -191,7 +193,7 @@ func TestTinyGLMBitForBit(t *testing.T) {
 	for name, dir := range dirs {
 		t.Run(name, func(t *testing.T) {
 			want := logits(t, load(t, dir, runtime.NewCPU(1)), ids, 40, 40, false)
-			b := newBackend(t, emulator(t, EmulatorOptions{}))
+			b := newBackend(t, open())
 			compare(t, name, logits(t, load(t, dir, b), ids, 40, 40, false), want)
 			onlyGPU(t, b)
 		})

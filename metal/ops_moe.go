@@ -162,9 +162,6 @@ func (b *Backend) expertMatMul(g moePairs, matrix int, x ref, stride int, r [num
 	a := &b.enc.args.expert
 	*a = expertArgs{uint32(matrix), uint32(rows), uint32(cols), uint32(ceil(cols, 64)), uint32(stride), uint32(rows), oneIf(matrix == 2)}
 	arg(b, 11, a)
-	b.enc.enc.Use(b.spans...)
-	if b.limits.Unified {
-		b.enc.enc.Use(b.empty.buf)
-	}
+	b.enc.enc.Use(b.reached...)
 	b.dispatch(Size{ceil(rows, rowsOfGroup), g.tiles, 1}, Size{group, 1, 1})
 }

@@ -103,6 +103,7 @@ func (b *Backend) place() error {
 		w.wide = isWide(w)
 	}
 	b.pending = nil
+	b.reached = append(slices.Clone(b.spans), b.empty.buf)
 	return b.keepResident()
 }
 
