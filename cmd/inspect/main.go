@@ -26,8 +26,9 @@ DIR is a directory of safetensors files or one such file. Only headers are read,
 so that the size of the model does not matter; --verify and --against read every
 byte. Flags that ask for a section print it instead of the summary.
 
---engine predicts, from that engine's own gates, which layers it would run on
-the GPU, what falls back and which command cures it. --memory and --ctx-size say
+--backend predicts what run would put on the GPU, with the function that places
+the commands of a run; --engine predicts it of another engine, from the gates of
+its source: which layers, what falls back, and which command cures it. --memory and --ctx-size say
 whether a run fits and how many experts stay in memory. --html writes all of it
 as one page.
 
@@ -39,7 +40,7 @@ whole report as one object, which docs/report.md describes.`
 const inspectExamples = `  inspect ./glm-5.2-snapshot
   inspect ./glm-5.2-snapshot --layers
   inspect --tensors '*kv_b_proj*' ./glm-5.2-snapshot
-  inspect ./glm-5.2-snapshot --engine colibri-1.12
+  inspect ./glm-5.2-snapshot --backend metal --engine colibri-1.12
   inspect ./glm-5.2-snapshot --ctx-size 32768 --memory 96G
   inspect ./glm-5.2-snapshot --html report.html --against ./GLM-5.2
   inspect ./glm-5.2-snapshot --verify --json`
@@ -47,6 +48,7 @@ const inspectExamples = `  inspect ./glm-5.2-snapshot
 type flags struct {
 	tensors  string
 	layers   bool
+	backends []string
 	engines  []string
 	context  int
 	memory   string
@@ -71,6 +73,7 @@ func command() *cobra.Command {
 	fs.StringVar(&f.tensors, "tensors", "", "list tensors: all, or those whose name matches `GLOB`")
 	fs.Lookup("tensors").NoOptDefVal = allTensors
 	fs.BoolVar(&f.layers, "layers", false, "map of formats, a row for each kind of layer and a column for each role")
+	fs.StringArrayVar(&f.backends, "backend", nil, "what run would put on the GPU with backend `NAME` ("+strings.Join(report.Backends, ", ")+"); repeatable")
 	fs.StringArrayVar(&f.engines, "engine", nil, "what another engine would run on the GPU, `NAME` ("+strings.Join(report.Engines(), ", ")+"); repeatable")
 	fs.IntVarP(&f.context, "ctx-size", "c", 0, "memory of a run with `N` tokens of context (with --memory alone: "+strconv.Itoa(defaultContext)+")")
 	fs.StringVar(&f.memory, "memory", "", "whether a run fits into `SIZE` (96G) and how many experts stay there")
@@ -107,6 +110,11 @@ func (f *flags) check(cmd *cobra.Command) error {
 	var problems format.Problems
 	if f.threads < 0 {
 		problems = append(problems, cli.Usagef("--threads must not be negative"))
+	}
+	for _, name := range f.backends {
+		if !slices.Contains(report.Backends, name) {
+			problems = append(problems, &format.Error{Kind: format.ErrUsage, What: "--backend: no such backend", Found: name, Wanted: strings.Join(report.Backends, ", ")})
+		}
 	}
 	for _, name := range f.engines {
 		if !slices.Contains(report.Engines(), name) {
@@ -213,15 +221,24 @@ func (f *flags) add(cmd *cobra.Command, r *report.Report) error {
 	return nil
 }
 
-// place adds the predictions. A page has them all, where they can be made.
+// place adds the predictions. A page without a choice has that of Metal and
+// those of the engines that run the model.
 func (f *flags) place(r *report.Report) error {
+	for _, name := range f.backends {
+		if err := r.AddBackend(name); err != nil {
+			return err
+		}
+	}
 	for _, name := range f.engines {
 		if err := r.AddEngine(name); err != nil {
 			return err
 		}
 	}
-	if f.html == "" || len(f.engines) > 0 || r.Architecture == nil {
+	if f.html == "" || len(f.engines)+len(f.backends) > 0 || r.Architecture == nil {
 		return nil
+	}
+	if err := r.AddBackend("metal"); err != nil {
+		return err
 	}
 	names := report.Engines()
 	slices.Reverse(names)
@@ -264,7 +281,7 @@ func print(cmd *cobra.Command, r *report.Report, f *flags) error {
 	if cli.JSON(cmd) {
 		return cli.PrintJSON(cmd, r)
 	}
-	return r.Write(cmd.OutOrStdout(), report.Sections{Tensors: f.tensors != "", Layers: f.layers, Placement: len(f.engines) > 0,
+	return r.Write(cmd.OutOrStdout(), report.Sections{Tensors: f.tensors != "", Layers: f.layers, Placement: len(f.engines)+len(f.backends) > 0,
 		Memory: r.Memory != nil, Against: r.Against != nil, Verification: f.verify})
 }
 

@@ -100,6 +100,11 @@ func (r *Report) AddEngine(name string) error {
 	if !slices.Contains(e.ModelTypes, r.config.ModelType) {
 		return &format.Error{Kind: format.ErrUnsupported, Path: r.Path, What: "--engine " + name + " does not run this architecture", Found: r.config.ModelType, Wanted: strings.Join(e.ModelTypes, ", ")}
 	}
+	r.Placements = append(r.Placements, r.placeEngine(e))
+	return nil
+}
+
+func (r *Report) placeEngine(e *engine) Placement {
 	p := Placement{By: e.Name, Source: e.Source, Dimensions: []string{}, Warnings: []string{}}
 	have := r.dims()
 	odd := map[string]bool{}
@@ -121,8 +126,7 @@ func (r *Report) AddEngine(name string) error {
 		p.Paths = append(p.Paths, placed)
 	}
 	r.misreads(e, &p)
-	r.Placements = append(r.Placements, p)
-	return nil
+	return p
 }
 
 func (e *engine) dim(name string) int {
@@ -150,9 +154,9 @@ func (r *Report) place(e *engine, path *enginePath) PlacedPath {
 		name, role := f.Spec.Name(), f.Role.String()
 		switch bad := e.misreading(f); {
 		case !slices.Contains(gate.Formats, f.Spec.Format.String()):
-			p.off(f.Layer, PlacedReason{State: onCPU, Role: role, Format: name, Why: gate.refusal(f.Spec.Format), Cure: r.overlayCommand(strings.ReplaceAll(gate.Cure, "ROLE", role))})
+			p.off(f.Layer, PlacedReason{State: onCPU, Role: role, Format: name, Why: gate.refusal(f.Spec.Format), Cure: r.overlayCommand(strings.ReplaceAll(gate.Cure, "ROLE", role), f.Spec.Format)})
 		case bad != nil:
-			p.off(f.Layer, PlacedReason{State: misread, Role: role, Format: name, Why: bad.Text, Cure: r.overlayCommand(bad.Cure)})
+			p.off(f.Layer, PlacedReason{State: misread, Role: role, Format: name, Why: bad.Text, Cure: r.overlayCommand(bad.Cure, f.Spec.Format)})
 		}
 		if gate.Uniform {
 			if kinds[f.Layer] == nil {
@@ -165,7 +169,7 @@ func (r *Report) place(e *engine, path *enginePath) PlacedPath {
 		if k := kinds[layer]; len(k) > 1 {
 			role := path.Gates[0].Roles[0]
 			p.off(layer, PlacedReason{State: misread, Role: role, Format: strings.Join(slices.Sorted(maps.Keys(k)), " and "),
-				Why: "one block in several formats or group sizes: the engine reads all of it as its first tensor is", Cure: r.overlayCommand(path.Gates[0].Cure)})
+				Why: "one block in several formats or group sizes: the engine reads all of it as its first tensor is", Cure: r.overlayCommand(path.Gates[0].Cure, format.F32)})
 		}
 	}
 	return p.done()
@@ -226,7 +230,7 @@ func (r *Report) misreads(e *engine, p *Placement) {
 		}
 		if m := e.misreading(f); m != nil {
 			what := f.Spec.Name() + " " + m.Text
-			if cure := r.overlayCommand(m.Cure); cure != "" {
+			if cure := r.overlayCommand(m.Cure, f.Spec.Format); cure != "" {
 				what += "; cure: " + cure
 			}
 			add(what, f.Name)

@@ -65,10 +65,15 @@ const (
 const outside = "outside the layers"
 
 func rangesText(layers []int) string {
-	if len(layers) == 1 && layers[0] < 0 {
+	inside := slices.DeleteFunc(slices.Clone(layers), func(n int) bool { return n < 0 })
+	text := quantize.Ranges(inside)
+	switch {
+	case len(inside) == len(layers):
+		return text
+	case text == "":
 		return outside
 	}
-	return quantize.Ranges(layers)
+	return text + ", " + outside
 }
 
 // placer collects what decides a path.
@@ -111,9 +116,10 @@ func (p *placer) done() PlacedPath {
 		for l, s := range p.layers {
 			if s == state {
 				layers = append(layers, l)
+				n += one(l >= 0)
 			}
 		}
-		return rangesText(layers), len(layers)
+		return rangesText(layers), n
 	}
 	p.GPU, p.GPULayers = list(onGPU)
 	p.CPU, p.CPULayers = list(onCPU)
@@ -124,10 +130,14 @@ func (p *placer) done() PlacedPath {
 	return p.PlacedPath
 }
 
-// overlayCommand is a command that replaces tensors of the snapshot.
-func (r *Report) overlayCommand(args string) string {
+// overlayCommand is a command that replaces tensors of the snapshot, which are
+// in a format now that cannot be decoded where there is no codec for it.
+func (r *Report) overlayCommand(args string, now format.ID) string {
 	if args == "" || r.Kind != "container" {
 		return ""
+	}
+	if _, err := quantize.CodecFor(now); err != nil {
+		args += " --from CHECKPOINT"
 	}
 	return "convert overlay " + shellWord(r.Path) + " " + args
 }
@@ -188,6 +198,47 @@ func (r *Report) WritePlacements(w io.Writer) error {
 	return l.to(w)
 }
 
+// placementLines is a line for our own GPU backend, and one for the newest
+// engine of the data that runs a container of these sizes.
+func (r *Report) placementLines() []string {
+	if r.census == nil || r.Kind != "container" {
+		return nil
+	}
+	p := r.placeGPU("metal", limitsOf("metal"))
+	list := []string{p.line("--backend metal")}
+	known, _ := engines() // a test reads the file
+	for _, e := range slices.Backward(known) {
+		if !slices.Contains(e.ModelTypes, r.config.ModelType) {
+			continue
+		}
+		if p := r.placeEngine(&e); len(p.Dimensions) == 0 {
+			list = append(list, p.line("--engine "+e.Name))
+		}
+		break
+	}
+	return list
+}
+
+// line sums up a placement and names the flag that says more.
+func (p *Placement) line(flag string) string {
+	var parts []string
+	for _, x := range p.Paths {
+		if x.GPULayers+x.CPULayers+x.MisreadLayers == 0 {
+			continue // embedding and head: too little to matter
+		}
+		if x.CPU != "" {
+			parts = append(parts, fmt.Sprintf("%s of layers %s", x.Path, x.CPU))
+		}
+		if x.Misread != "" {
+			parts = append(parts, fmt.Sprintf("%s of layers %s read wrongly", x.Path, x.Misread))
+		}
+	}
+	if len(parts) == 0 {
+		return p.By + ": all layers on the GPU"
+	}
+	return p.By + ": not on the GPU: " + strings.Join(parts, ", ") + "; " + flag + " says why"
+}
+
 // table has a column for what is read wrongly only where something is.
 func (p *Placement) table() *cli.Table {
 	wrong := slices.ContainsFunc(p.Paths, func(x PlacedPath) bool { return x.Misread != "" })
@@ -230,6 +281,8 @@ func layersCell(ranges string) string {
 		return "–"
 	case ranges == outside:
 		return "all"
+	case strings.HasSuffix(ranges, ", "+outside):
+		return strings.TrimSuffix(ranges, outside) + "outside"
 	}
 	return ranges
 }
@@ -274,6 +327,9 @@ func joinReasons(paths []PlacedPath) []joined {
 func (l *lines) reasons(paths []PlacedPath) {
 	list := joinReasons(paths)
 	if len(list) == 0 {
+		if slices.ContainsFunc(paths, func(p PlacedPath) bool { return p.CPU != "" }) {
+			return
+		}
 		l.f("\neverything that has a path to the GPU is on it")
 		return
 	}

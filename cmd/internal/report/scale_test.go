@@ -118,7 +118,7 @@ func TestGLM52FromHeaders(t *testing.T) {
 		t.Fatal(err)
 	}
 	var text, page strings.Builder
-	for _, err := range []error{r.AddLayers(), r.AddEngine("colibri-1.12"), r.AddEngine("colibri-1.6"), r.AddMemory(32768, 96e9), r.Summary(&text), r.WriteLayers(&text),
+	for _, err := range []error{r.AddLayers(), r.AddEngine("colibri-1.12"), r.AddEngine("colibri-1.6"), r.AddBackend("metal"), r.AddMemory(32768, 96e9), r.Summary(&text), r.WriteLayers(&text),
 		r.WritePlacements(&text), r.WriteMemory(&text), r.HTML(&page)} {
 		if err != nil {
 			t.Fatal(err)
@@ -162,6 +162,9 @@ func TestGLM52FromHeaders(t *testing.T) {
 	}
 	if m := r.Memory; m.Experts != 75*256 || m.Verdict != FitsStreams || m.KVCache != 78*32768*576*4 || m.IndexerCache != 21*32768*128*4 || m.Residency < 0.15 || m.Residency > 0.2 {
 		t.Errorf("%+v", m)
+	}
+	if p := r.Placements[2]; p.Paths[3].GPU != "0-77" || p.Paths[5].GPU != "3-77" || p.Paths[2].GPU != "0-77, outside the layers" || len(p.Paths[2].Reasons) > 0 {
+		t.Errorf("%+v", p)
 	}
 	if n := strings.Count(page.String(), "<tr data-layer="); n != 80 {
 		t.Errorf("%d rows on the page", n)

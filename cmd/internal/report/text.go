@@ -133,6 +133,9 @@ func (r *Report) Summary(w io.Writer) error {
 	l.field("MTP block", r.MTP.text("of no use"))
 	l.field("indexer", r.Indexer.text("attention is dense"))
 	l.field("stamps", r.Stamps.text())
+	for i, line := range r.placementLines() {
+		l.field([]string{"placement", ""}[min(i, 1)], line)
+	}
 	if t := r.Tokenizer; t != nil {
 		l.field("tokenizer", fmt.Sprintf("%d ids for %d rows", t.IDs, t.Rows))
 	}
