@@ -161,7 +161,11 @@ func TestEngineReadsWrongly(t *testing.T) {
 		}, dense1 + " is int4-grouped/64, but that engine goes by the bytes and reads int4-grouped/48", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p := predicted(t, hollow(t, tt.config, tt.stamped, tt.choose), "colibri-1.12")
+			dir := hollow(t, tt.config, tt.stamped, tt.choose)
+			p := predicted(t, dir, "colibri-1.12")
+			if _, stdout, _ := runInspect(dir, "--layers", "--engine", "colibri-1.12"); strings.Contains(stdout, "int4/128+int4/64!") != (tt.misread != "") || !strings.Contains(stdout, "read wrongly, by colibri-1.12") {
+				t.Error(stdout)
+			}
 			text := strings.Join(p.Warnings, "\n")
 			for _, x := range p.Paths {
 				for _, y := range x.Reasons {

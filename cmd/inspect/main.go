@@ -28,9 +28,9 @@ byte. Flags that ask for a section print it instead of the summary.
 
 --backend predicts what run would put on the GPU, with the function that places
 the commands of a run; --engine predicts it of another engine, from the gates of
-its source: which layers, what falls back, and which command cures it. --memory and --ctx-size say
-whether a run fits and how many experts stay in memory. --html writes all of it
-as one page.
+its source: which layers, what falls back, and which command cures it. --memory
+and --ctx-size say whether a run fits and how many experts stay in memory.
+--html writes all of it as one page.
 
 A model that would not load makes the exit code 4 (or 3 if it is sound, but not
 supported), and all that is in the way is listed at once. So does a damaged MTP
@@ -72,7 +72,7 @@ func command() *cobra.Command {
 	fs.SortFlags = false
 	fs.StringVar(&f.tensors, "tensors", "", "list tensors: all, or those whose name matches `GLOB`")
 	fs.Lookup("tensors").NoOptDefVal = allTensors
-	fs.BoolVar(&f.layers, "layers", false, "map of formats, a row for each kind of layer and a column for each role")
+	fs.BoolVar(&f.layers, "layers", false, "map of formats, a row for each kind of layer and a column for each role; --backend and --engine mark what falls back")
 	fs.StringArrayVar(&f.backends, "backend", nil, "what run would put on the GPU with backend `NAME` ("+strings.Join(report.Backends, ", ")+"); repeatable")
 	fs.StringArrayVar(&f.engines, "engine", nil, "what another engine would run on the GPU, `NAME` ("+strings.Join(report.Engines(), ", ")+"); repeatable")
 	fs.IntVarP(&f.context, "ctx-size", "c", 0, "memory of a run with `N` tokens of context (with --memory alone: "+strconv.Itoa(defaultContext)+")")

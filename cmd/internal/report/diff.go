@@ -376,7 +376,7 @@ func (d *Diff) Write(w io.Writer) error {
 	}
 	what := "in shape and format"
 	if d.Values {
-		what = "in every value"
+		what = "in format and in every value"
 	}
 	if d.Equal {
 		l.f("\nequal %s: %s", what, plural(d.Compared, "tensor"))

@@ -194,7 +194,7 @@ func (g *engineGate) refusal(id format.ID) string {
 	case len(g.Formats) == 0:
 		why = g.Why
 	case !id.Info().Packed:
-		why += "; plain floats are quantised at load as that engine's own flags say"
+		why = "plain floats are quantised at load as that engine's own flags say"
 	}
 	return why
 }

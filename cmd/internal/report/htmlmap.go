@@ -97,14 +97,11 @@ func (r *Report) pageCell(p *page, layer *Layer, c *LayerRole, colour map[string
 // placement.
 func (r *Report) marks(p *page, layer *Layer, c *LayerRole, cell *pageCell, d *cellData) {
 	for i, x := range r.Placements {
-		state := ""
+		state := x.state(layer, c.Role)
 		for _, path := range x.Paths {
 			for _, why := range path.Reasons {
 				if why.Role != c.Role || !why.layers[layer.Layer] || layer.MTP {
 					continue
-				}
-				if state != misread {
-					state = why.State
 				}
 				note := fmt.Sprintf("%s, %s: %s", x.By, path.Path, why.Why)
 				if why.Cure != "" {

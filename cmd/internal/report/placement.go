@@ -198,6 +198,43 @@ func (r *Report) WritePlacements(w io.Writer) error {
 	return l.to(w)
 }
 
+// mark is what a placement says about a role of a layer: "*" for the CPU, "!"
+// for what is read wrongly.
+func (r *Report) mark(layer *Layer, role string) string {
+	mark := ""
+	for i := range r.Placements {
+		switch r.Placements[i].state(layer, role) {
+		case misread:
+			return "!"
+		case onCPU:
+			mark = "*"
+		}
+	}
+	return mark
+}
+
+// state is the gravest that the reasons give a role of a layer; empty for none.
+func (p *Placement) state(layer *Layer, role string) string {
+	state := ""
+	for _, path := range p.Paths {
+		for _, why := range path.Reasons {
+			if why.Role == role && why.layers[layer.Layer] && !layer.MTP && state != misread {
+				state = why.State
+			}
+		}
+	}
+	return state
+}
+
+// placers names who has placed.
+func (r *Report) placers() string {
+	var list []string
+	for _, p := range r.Placements {
+		list = append(list, p.By)
+	}
+	return wanted(list)
+}
+
 // placementLines is a line for our own GPU backend, and one for the newest
 // engine of the data that runs a container of these sizes.
 func (r *Report) placementLines() []string {

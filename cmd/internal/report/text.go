@@ -369,10 +369,11 @@ func (r *Report) WriteLayers(w io.Writer) error {
 	for _, x := range r.Layers {
 		cells, key := map[string]string{}, fmt.Sprint(x.MTP)
 		for _, c := range x.Roles {
-			cells[c.Role] = c.text()
-			key += " " + c.Role + "=" + c.text()
+			text := c.text() + r.mark(&x, c.Role)
+			cells[c.Role] = text
+			key += " " + c.Role + "=" + text
 			if x.Layer < 0 {
-				outside = append(outside, c.Role+" "+c.text())
+				outside = append(outside, c.Role+" "+text)
 			}
 		}
 		if x.Layer < 0 {
@@ -420,6 +421,9 @@ func (r *Report) WriteLayers(w io.Writer) error {
 	l.WriteString(t.String())
 	if legend := r.legend(); legend != "" {
 		l.f("\n%s", legend)
+	}
+	if len(r.Placements) > 0 {
+		l.f("* not on the GPU, ! read wrongly, by %s", r.placers())
 	}
 	return l.to(w)
 }
