@@ -2,7 +2,6 @@ package metal
 
 import (
 	"fmt"
-	"strings"
 
 	"hawkmoth/format"
 	"hawkmoth/runtime"
@@ -18,6 +17,7 @@ type step struct {
 	host  []runtime.Cmd // the same for the CPU backend, made on first use
 	count *Count
 	cpu   *Count // charged where the whole pass runs on the CPU
+	ran   Ran
 }
 
 // pass is some rows of a batch.
@@ -42,7 +42,7 @@ func why(op runtime.Kind, s format.Spec, l Limits, off map[string]bool) error {
 	for name, kinds := range map[string][]runtime.Kind{"fused-attention": {runtime.KindMLA, runtime.KindIndex}, "gpu-experts": {runtime.KindExperts}} {
 		for _, k := range kinds {
 			if k == op && off[name] {
-				return &format.Error{Kind: format.ErrUnsupported, What: "switched off: " + name}
+				return switchedOff(name)
 			}
 		}
 	}
@@ -108,7 +108,7 @@ func (b *Backend) add(p *program, c runtime.Cmd, reason error) error {
 }
 
 // errPrefill is the reason of everything that a switch keeps on the CPU.
-var errPrefill error = &format.Error{Kind: format.ErrUnsupported, What: "switched off: gpu-prefill"}
+var errPrefill = switchedOff("gpu-prefill")
 
 func (b *Backend) weightReason(op runtime.Kind, w runtime.Weight) error {
 	if err := b.Why(op, w.Spec()); err != nil {
@@ -136,12 +136,12 @@ func (b *Backend) reason(op runtime.Op) error {
 		return b.weightReason(k, op.Bias)
 	case runtime.Experts:
 		if len(op.Expert) > maxExperts {
-			return &format.Error{Kind: format.ErrUnsupported, What: "too many experts for the kernels", Found: fmt.Sprint(len(op.Expert)), Wanted: fmt.Sprintf("at most %d", maxExperts)}
+			return refuse(ForShape, "too many experts for the kernels", fmt.Sprint(len(op.Expert)), fmt.Sprintf("at most %d", maxExperts))
 		}
 		for i, e := range op.Expert {
 			for _, w := range []runtime.Weight{e.Gate, e.Up, e.Down} {
 				if err := b.weightReason(k, w); err != nil {
-					return fmt.Errorf("expert %d: %w", i, err)
+					return because(fmt.Sprint("expert ", i), err)
 				}
 			}
 		}
@@ -149,7 +149,7 @@ func (b *Backend) reason(op runtime.Op) error {
 	case runtime.Rope, runtime.SiLUMul, runtime.Add, runtime.Index:
 		return b.Why(k, format.Spec{})
 	}
-	return &format.Error{Kind: format.ErrUnsupported, What: "no kernel for the operation " + k.String()}
+	return refuse(ForFormat, "no kernel for the operation "+k.String(), "", "")
 }
 
 // pass encodes the steps of some rows and commits them.
@@ -161,6 +161,7 @@ func (b *Backend) pass(p *program, part pass) error {
 		s := &p.steps[i]
 		if b.off["gpu-prefill"] && part.S > 1 {
 			s.cpu.CPU++
+			s.ran.CPU++
 			if err := b.onCPU(s, part); err != nil {
 				return err
 			}
@@ -168,12 +169,14 @@ func (b *Backend) pass(p *program, part pass) error {
 		}
 		if s.why != nil {
 			s.count.CPU++
+			s.ran.CPU++
 			if err := b.onCPU(s, part); err != nil {
 				return err
 			}
 			continue
 		}
 		s.count.GPU++
+		s.ran.GPU++
 		b.encode(s.cmd.Op, part)
 		if b.enc.err != nil {
 			return b.enc.err
@@ -344,32 +347,4 @@ func hostOp(op runtime.Op) runtime.Op {
 		return op
 	}
 	return op
-}
-
-// Count is how often an operation of a layer ran, and where.
-type Count struct {
-	Layer int           `json:"layer"` // -1 outside the layers
-	Stage runtime.Stage `json:"-"`
-	Op    string        `json:"op"`
-	GPU   int64         `json:"gpu"`
-	CPU   int64         `json:"cpu"`
-	Why   string        `json:"why"` // it ran on the CPU
-}
-
-type countKey struct {
-	layer int
-	stage runtime.Stage
-	op    runtime.Kind
-	why   string
-}
-
-func (b *Backend) counter(c runtime.Cmd, reason error) *Count {
-	key := countKey{layer: c.Layer, stage: c.Stage, op: c.Kind()}
-	if reason != nil {
-		key.why = strings.TrimPrefix(reason.Error(), ": ")
-	}
-	if b.counts[key] == nil {
-		b.counts[key] = &Count{Layer: c.Layer, Stage: c.Stage, Op: c.Kind().String(), Why: key.why}
-	}
-	return b.counts[key]
 }

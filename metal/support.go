@@ -1,8 +1,10 @@
 package metal
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"hawkmoth/format"
 	"hawkmoth/runtime"
@@ -53,27 +55,82 @@ func isFloat(f format.ID) bool {
 	return f == format.F32 || f == format.BF16 || f == format.F16 || f == format.FP8
 }
 
+// Cause is the kind of reason for which something runs on the CPU.
+type Cause string
+
+// The causes.
+const (
+	ForFormat    Cause = "format"
+	ForGroupSize Cause = "group size"
+	ForShape     Cause = "shape"
+	ForMemory    Cause = "memory"
+	ForDevice    Cause = "device"
+	ForSwitch    Cause = "switch" // the user's: see Switches
+)
+
+// Reason is why something runs on the CPU. It is a format.ErrUnsupported.
+type Reason struct {
+	Cause  Cause
+	Switch string // that was thrown
+	Err    error
+}
+
+func (r *Reason) Error() string { return strings.TrimPrefix(r.Err.Error(), ": ") }
+
+// Unwrap is the text's own error.
+func (r *Reason) Unwrap() error { return r.Err }
+
+func refuse(c Cause, what, found, wanted string) error {
+	return &Reason{Cause: c, Err: &format.Error{Kind: format.ErrUnsupported, What: what, Found: found, Wanted: wanted}}
+}
+
+// switchedOff is the reason of what a switch keeps on the CPU.
+func switchedOff(name string) error {
+	return &Reason{Cause: ForSwitch, Switch: name, Err: &format.Error{Kind: format.ErrUnsupported, What: "switched off: " + name}}
+}
+
+// because says which of several weights has the reason.
+func because(where string, err error) error {
+	inner := new(Reason)
+	if !errors.As(err, &inner) || inner.Cause == ForSwitch || inner.Cause == ForDevice {
+		return err
+	}
+	return &Reason{Cause: inner.Cause, Err: fmt.Errorf("%s: %w", where, err)}
+}
+
+// workOf names what an operation does: its kernel, and what the CPU does instead.
+var workOf = map[runtime.Kind]struct{ kernel, work string }{
+	runtime.KindEmbed:     {"embedding", "the embedding"},
+	runtime.KindMatMul:    {"product", "these products"},
+	runtime.KindRMSNorm:   {"norm", "norms"},
+	runtime.KindLayerNorm: {"norm", "norms"},
+	runtime.KindMLA:       {"attention", "attention"},
+	runtime.KindRoute:     {"routing", "routing"},
+	runtime.KindExperts:   {"expert", "the routed experts"},
+	runtime.KindIndex:     {"indexer", "the indexer"},
+	runtime.KindRope:      {"rotation", "rotations"},
+	runtime.KindSiLUMul:   {"gating", "gating"},
+	runtime.KindAdd:       {"sum", "sums"},
+}
+
 // lookup is the predicate: the row that serves an operation on a device, or the
 // reason why there is none. The empty Spec asks for an operation without a weight.
 func lookup(op runtime.Kind, s format.Spec, l Limits) (*support, error) {
-	refuse := func(what, found, wanted string) error {
-		return &format.Error{Kind: format.ErrUnsupported, What: what, Found: found, Wanted: wanted}
-	}
 	if !l.SIMD {
-		return nil, refuse("the device has no operations over simdgroups of 32 threads", "", "")
+		return nil, refuse(ForDevice, "the device has no operations over simdgroups of 32 threads", "", "")
 	}
 	i := slices.IndexFunc(supported, func(r support) bool { return r.op == op && r.format == s.Format })
 	if i < 0 {
-		return nil, refuse(fmt.Sprintf("no %s kernel for this format", op), s.Name(), "")
+		return nil, refuse(ForFormat, fmt.Sprintf("no %s kernel for this format", workOf[op].kernel), "", "")
 	}
 	r := &supported[i]
 	switch {
 	case s.Format == format.Int4Grouped && (s.Group <= 0 || s.Group%r.group != 0):
-		return nil, refuse(fmt.Sprintf("no %s kernel for this group size", op), s.Name(), fmt.Sprintf("a multiple of %d", r.group))
+		return nil, refuse(ForGroupSize, fmt.Sprintf("no %s kernel for this group size", workOf[op].kernel), fmt.Sprint(s.Group), fmt.Sprintf("a multiple of %d", r.group))
 	case r.cols > 0 && s.Cols > r.cols:
-		return nil, refuse(fmt.Sprintf("too wide for the %s kernel", op), fmt.Sprint(s.Cols), fmt.Sprintf("at most %d", r.cols))
-	case s.Bytes() > int64(l.MaxBuffer) || s.ScaleBytes() > int64(l.MaxBuffer):
-		return nil, refuse("larger than a buffer of the device", fmt.Sprint(s.Bytes()), fmt.Sprintf("at most %d bytes", l.MaxBuffer))
+		return nil, refuse(ForShape, fmt.Sprintf("too wide for the %s kernel", workOf[op].kernel), fmt.Sprint(s.Cols), fmt.Sprintf("at most %d", r.cols))
+	case max(s.Bytes(), s.ScaleBytes()) > int64(l.MaxBuffer-2*l.Page): // it is wrapped in whole pages
+		return nil, refuse(ForShape, "larger than a buffer of the device", fmt.Sprint(s.Bytes()), fmt.Sprintf("at most %d bytes", l.MaxBuffer))
 	}
 	return r, nil
 }

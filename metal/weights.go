@@ -147,7 +147,7 @@ func (b *Backend) room(n int) error {
 // leave leaves weights to the CPU.
 func leave(ranges []memoryRange, why error) {
 	for _, r := range ranges {
-		r.w.why = &format.Error{Kind: format.ErrUnsupported, What: "no room on the device", Err: why}
+		r.w.why = &Reason{Cause: ForMemory, Err: &format.Error{Kind: format.ErrUnsupported, What: "no room on the device", Err: why}}
 	}
 }
 

@@ -136,7 +136,7 @@ func TestBackendPrediction(t *testing.T) {
 		if a.Path != "attention" || a.GPU != "0-2,4-5" || a.CPU != "3" || len(a.Reasons) != 1 {
 			t.Fatalf("%+v", a)
 		}
-		if w := a.Reasons[0]; w.Format != "e8-iq3-lattice" || !strings.Contains(w.Why, "no mla kernel for this format") || !strings.HasSuffix(w.Cure, "--tensors kv_b_proj --format int4-grouped --group-size 64 --from CHECKPOINT") {
+		if w := a.Reasons[0]; w.Format != "e8-iq3-lattice" || !strings.Contains(w.Why, "no attention kernel for this format") || !strings.HasSuffix(w.Cure, "--tensors kv_b_proj --format int4-grouped --group-size 64 --from CHECKPOINT") {
 			t.Errorf("%+v", w)
 		}
 	}
