@@ -158,7 +158,7 @@ func TestEngineReadsWrongly(t *testing.T) {
 				return grouped(64)
 			}
 			return format.Spec{Format: format.Int8Row}
-		}, dense1 + " is int4-grouped/64, but that engine goes by the bytes and reads int4-grouped/48", ""},
+		}, "int4-grouped/64 is read as int4-grouped/48, since that engine goes by the byte counts: " + dense1, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := hollow(t, tt.config, tt.stamped, tt.choose)

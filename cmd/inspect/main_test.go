@@ -179,6 +179,15 @@ func TestB1DeadDraftHead(t *testing.T) {
 	}
 }
 
+// TestB1DeadGroups: whole rows that are lost predict the same as halves.
+func TestB1DeadGroups(t *testing.T) {
+	m := synthesise(t, small(), in(format.Int8Row, 0))
+	for row := 0; row < 64; row += 2 {
+		clear(m.data(ehProj)[row*128:][:128])
+	}
+	holds(t, strings.Join(inspected(t, 0, m.save(), "--verify").Verification.Warnings, "\n"), ehProj+": 50 % of the groups of columns are all zero, so the MTP block's drafts")
+}
+
 func TestMTPBlockThatIsIncomplete(t *testing.T) {
 	m := synthesise(t, small(), in(format.Int8Row, 0))
 	m.drop(func(name string) bool { return name == ehProj })

@@ -48,6 +48,7 @@ type engineGate struct {
 }
 
 type misreading struct {
+	Paths   []string `json:"paths"` // that go wrong
 	Roles   []string `json:"roles"`
 	Formats []string `json:"formats"`
 	Text    string   `json:"text"`
@@ -153,10 +154,10 @@ func (r *Report) place(e *engine, path *enginePath) PlacedPath {
 		p.see(f.Layer)
 		name, role := f.Spec.Name(), f.Role.String()
 		switch bad := e.misreading(f); {
+		case bad != nil && slices.Contains(bad.Paths, path.Path):
+			p.off(f.Layer, PlacedReason{State: misread, Role: role, Format: name, Why: bad.Text, Cure: r.overlayCommand(bad.Cure, f.Spec.Format)})
 		case !slices.Contains(gate.Formats, f.Spec.Format.String()):
 			p.off(f.Layer, PlacedReason{State: onCPU, Role: role, Format: name, Why: gate.refusal(f.Spec.Format), Cure: r.overlayCommand(strings.ReplaceAll(gate.Cure, "ROLE", role), f.Spec.Format)})
-		case bad != nil:
-			p.off(f.Layer, PlacedReason{State: misread, Role: role, Format: name, Why: bad.Text, Cure: r.overlayCommand(bad.Cure, f.Spec.Format)})
 		}
 		if gate.Uniform {
 			if kinds[f.Layer] == nil {
@@ -211,13 +212,15 @@ func (e *engine) misreading(f *quantize.Found) *misreading {
 
 // misreads fills in the warnings: each kind of trouble once, with the tensors.
 func (r *Report) misreads(e *engine, p *Placement) {
-	names := map[string][]string{}
-	var order []string
-	add := func(what, name string) {
-		if names[what] == nil {
-			order = append(order, what)
+	type trouble struct{ what, cure string }
+	names := map[trouble][]string{}
+	var order []trouble
+	add := func(name, cure, what string, args ...any) {
+		x := trouble{fmt.Sprintf(what, args...), cure}
+		if names[x] == nil {
+			order = append(order, x)
 		}
-		names[what] = append(names[what], name)
+		names[x] = append(names[x], name)
 	}
 	type reading struct {
 		other format.Spec
@@ -226,14 +229,10 @@ func (r *Report) misreads(e *engine, p *Placement) {
 	ambiguous := map[format.Spec]reading{} // of few shapes, for many tensors
 	for _, f := range r.mainModel() {
 		if !slices.Contains(e.Formats, f.Spec.Format.String()) {
-			add("does not load "+f.Spec.Name(), f.Name)
+			add(f.Name, "", "%s is not loaded", f.Spec.Name())
 		}
 		if m := e.misreading(f); m != nil {
-			what := f.Spec.Name() + " " + m.Text
-			if cure := r.overlayCommand(m.Cure, f.Spec.Format); cure != "" {
-				what += "; cure: " + cure
-			}
-			add(what, f.Name)
+			add(f.Name, r.overlayCommand(m.Cure, f.Spec.Format), "%s as %s: %s", f.Role, f.Spec.Name(), m.Text)
 		}
 		as, known := ambiguous[f.Spec]
 		if !known {
@@ -241,11 +240,15 @@ func (r *Report) misreads(e *engine, p *Placement) {
 			ambiguous[f.Spec] = as
 		}
 		if as.yes && (!e.ReadsStamps || f.Role == quantize.Expert || f.Spec.Format == format.Int4Grouped) {
-			add(fmt.Sprintf("is %s, but that engine goes by the bytes and reads %s", f.Spec.Name(), as.other.Name()), f.Name)
+			add(f.Name, "", "%s is read as %s, since that engine goes by the byte counts", f.Spec.Name(), as.other.Name())
 		}
 	}
-	for _, what := range order {
-		p.Warnings = append(p.Warnings, strings.Join(most(quantize.Collapse(names[what]), 4, "more"), ", ")+" "+what)
+	for _, x := range order {
+		text := x.what + ": " + strings.Join(most(quantize.Collapse(names[x]), 4, "more"), ", ")
+		if x.cure != "" {
+			text += "; cure: " + x.cure
+		}
+		p.Warnings = append(p.Warnings, text)
 	}
 	p.Warnings = append(p.Warnings, r.halfOverlays()...)
 	if !e.ReadsIndex {

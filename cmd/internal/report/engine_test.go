@@ -54,6 +54,14 @@ func TestEngineData(t *testing.T) {
 			}
 		}
 		for _, m := range e.Misreads {
+			var paths []string
+			for _, p := range e.Paths {
+				paths = append(paths, p.Path)
+			}
+			known("misreads", m.Paths, paths)
+			if len(m.Paths) == 0 {
+				t.Errorf("%s: %q goes wrong nowhere", e.Name, m.Text)
+			}
 			known("misreads", m.Roles, roles)
 			known("misreads", m.Formats, formats)
 			if slices.Contains(m.Formats, cureFormat(t, m.Cure)) {

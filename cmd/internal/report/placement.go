@@ -76,6 +76,17 @@ func rangesText(layers []int) string {
 	return text + ", " + outside
 }
 
+// layersText is ranges with a word before them.
+func layersText(ranges string) string {
+	switch {
+	case strings.HasPrefix(ranges, outside):
+		return ranges
+	case strings.ContainsAny(ranges, ",-"):
+		return "layers " + ranges
+	}
+	return "layer " + ranges
+}
+
 // placer collects what decides a path.
 type placer struct {
 	PlacedPath
@@ -264,10 +275,10 @@ func (p *Placement) line(flag string) string {
 			continue // embedding and head: too little to matter
 		}
 		if x.CPU != "" {
-			parts = append(parts, fmt.Sprintf("%s of layers %s", x.Path, x.CPU))
+			parts = append(parts, fmt.Sprintf("%s of %s", x.Path, layersText(x.CPU)))
 		}
 		if x.Misread != "" {
-			parts = append(parts, fmt.Sprintf("%s of layers %s read wrongly", x.Path, x.Misread))
+			parts = append(parts, fmt.Sprintf("%s of %s read wrongly", x.Path, layersText(x.Misread)))
 		}
 	}
 	if len(parts) == 0 {
@@ -344,10 +355,7 @@ func joinReasons(paths []PlacedPath) []joined {
 				index[key] = j
 				list = append(list, joined{PlacedReason: x})
 			}
-			where := "layers " + x.Layers
-			if x.Layers == outside {
-				where = outside
-			}
+			where := layersText(x.Layers)
 			if k := len(layers[j]) - 1; k >= 0 && strings.HasSuffix(layers[j][k], ": "+where) {
 				layers[j][k] = strings.TrimSuffix(layers[j][k], ": "+where) + ", " + paths[i].Path + ": " + where
 				continue

@@ -414,9 +414,17 @@ func (v *Verification) warnDead(subjects []*subject) {
 		if s.found == nil || !s.found.MTP || !s.found.Matrix() || s.health.Rows == 0 {
 			continue
 		}
-		if share := float64(s.health.DeadHalves) / float64(s.health.Rows); share >= 0.1 {
-			v.Warnings = append(v.Warnings, fmt.Sprintf("%s: %.0f %% of the rows have an all-zero half, so the MTP block's drafts will hardly ever be accepted; int8-row or int4-grouped keep it alive", s.found.Name, 100*share))
+		half, group := float64(s.health.DeadHalves)/float64(s.health.Rows), float64(s.health.DeadGroups)/float64(max(s.health.Groups, 1))
+		dead := ""
+		switch {
+		case half >= 0.1:
+			dead = fmt.Sprintf("%.0f %% of the rows have an all-zero half", 100*half)
+		case group >= 0.1:
+			dead = fmt.Sprintf("%.0f %% of the groups of columns are all zero", 100*group)
+		default:
+			continue
 		}
+		v.Warnings = append(v.Warnings, fmt.Sprintf("%s: %s, so the MTP block's drafts will hardly ever be accepted; int8-row or int4-grouped keep it alive", s.found.Name, dead))
 	}
 }
 
