@@ -306,3 +306,42 @@ func TestMemoryPlan(t *testing.T) {
 		t.Errorf("%+v", m)
 	}
 }
+
+// TestF1RefusalsAreCounted: the engine refuses grouped experts above its own
+// counter; the prediction counts every matrix, with the reason.
+func TestF1RefusalsAreCounted(t *testing.T) {
+	dir := hollow(t, realSizes(), true, func(w quantize.Want) format.Spec {
+		if !w.Matrix() || w.Role == quantize.Router {
+			return format.Spec{}
+		}
+		return format.Spec{Format: format.Int4Grouped, Group: 64}
+	})
+	e := predicted(t, dir, "colibri-1.6").Paths[2]
+	if e.Path != "routed experts" || e.CPU != "2-3" || e.CPULayers != 2 || len(e.Reasons) != 1 || e.Reasons[0].Tensors != 2*256*3 || !strings.Contains(e.Reasons[0].Why, "without being counted") {
+		t.Errorf("%+v", e)
+	}
+	// F2: and kv_b in groups, which that version takes for no kind of its own.
+	if a := predicted(t, dir, "colibri-1.6").Paths[0]; a.CPU != "0-3" || a.Reasons[0].Role != "kv_b" || !strings.HasSuffix(a.Reasons[0].Cure, "--tensors kv_b_proj --format int4-row") {
+		t.Errorf("%+v", a)
+	}
+}
+
+// TestC7OneGroupIsPlacedAsPerRow: with one group a row, grouped int4 is per-row
+// int4 to the loader, and so to the prediction.
+func TestC7OneGroupIsPlacedAsPerRow(t *testing.T) {
+	config := realSizes()
+	config["kv_lora_rank"] = 64
+	dir := hollow(t, config, false, func(w quantize.Want) format.Spec {
+		switch {
+		case w.Role == quantize.KVB: // rows of 64
+			return format.Spec{Format: format.Int4Grouped, Group: 64}
+		case !w.Matrix() || w.Role == quantize.Router:
+			return format.Spec{}
+		}
+		return format.Spec{Format: format.Int8Row}
+	})
+	p := predicted(t, dir, "colibri-1.6")
+	if a := p.Paths[0]; a.GPU != "0-3" || !a.Blocked || fmt.Sprint(p.Dimensions) != "[kv_lora is 64, wanted 512]" {
+		t.Errorf("%+v %v", a, p.Dimensions)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	goruntime "runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -168,5 +169,50 @@ func TestGLM52FromHeaders(t *testing.T) {
 	}
 	if n := strings.Count(page.String(), "<tr data-layer="); n != 80 {
 		t.Errorf("%d rows on the page", n)
+	}
+}
+
+// TestGLM52Inventory holds the published model's tensors against the
+// architecture: 78 layers and one block, nothing missing and nothing extra.
+func TestGLM52Inventory(t *testing.T) {
+	var inventory struct {
+		Tensors map[string][]any `json:"tensors"`
+	}
+	if err := json.Unmarshal(gunzip(t, fixtures.Shared(t, "configs/glm52_tensor_inventory.json.gz")), &inventory); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), gunzip(t, fixtures.Shared(t, "configs/hub/zai-org--GLM-5.2_config.json.gz")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	names := slices.Sorted(maps.Keys(inventory.Tensors))
+	const shards = 142
+	for n := range shards {
+		var entries []format.Entry
+		for _, name := range names[len(names)*n/shards : len(names)*(n+1)/shards] {
+			x := inventory.Tensors[name]
+			e := format.Entry{Name: name, DType: format.DType(x[0].(string))}
+			for _, d := range x[1].([]any) {
+				e.Shape = append(e.Shape, int(d.(float64)))
+			}
+			entries = append(entries, e)
+		}
+		sparseShard(t, filepath.Join(dir, fmt.Sprintf("model-%05d-of-%05d.safetensors", n+1, shards)), entries, nil)
+	}
+	snap, err := format.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = snap.Close() }()
+	r, err := Build(snap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := r.Completeness
+	if r.Err() != nil || len(names) != 59585 || c.Found != c.Wanted || c.Complete != "0-77" || c.Extra != 0 || c.Incomplete+c.Absent != "" || r.MTP.State != "present" || r.MTP.Layers != "78" || r.Indexer.State != "present" {
+		t.Errorf("%v: %d names, %+v %+v %+v", r.Err(), len(names), c, r.MTP, r.Indexer)
+	}
+	if r.Total.Tensors != len(names) {
+		t.Errorf("%d tensors of %d", r.Total.Tensors, len(names))
 	}
 }
