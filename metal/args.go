@@ -53,6 +53,6 @@ type (
 		W, Scales                                        uint64
 		Format, RowBytes, ScaleCols, Group, Wide, Unused uint32
 	}
-	expertArgs struct{ Matrix, Rows, Cols, Blocks, XStride, YStride, ByPair uint32 }
+	expertArgs struct{ Matrix, Rows, Cols, Blocks, XStride, YStride, ByPair, Narrow uint32 }
 	sumArgs    struct{ Cols, Topk, WStride, YStride uint32 }
 )

@@ -13,7 +13,8 @@ const (
 	across = 256
 )
 
-// rowsOfGroup is how many rows of a matrix a threadgroup multiplies.
+// rowsOfGroup is how many rows of a matrix a threadgroup multiplies; twice as
+// many of float weights.
 const rowsOfGroup = group / 32 * 4
 
 func ceil(a, b int) int { return (a + b - 1) / b }
@@ -55,11 +56,14 @@ type rounded struct {
 	blocks int
 }
 
+// quadBytes is the rounded activations of four blocks.
+const quadBytes = 4 * kernel.Block * 2
+
 // round rounds rows vectors of cols elements that start at x, stride apart.
 func (b *Backend) round(l layout, x ref, rows, cols, stride int) rounded {
 	r := rounded{blocks: ceil(cols, kernel.Block)}
-	r.q = b.work(scratchQ+scratchID(l), rows*r.blocks*2*kernel.Block)
-	r.sx = b.work(scratchSX+scratchID(l), rows*r.blocks*4)
+	r.q = b.work(scratchQ+scratchID(l), rows*ceil(r.blocks, 4)*quadBytes)
+	r.sx = b.work(scratchSX+scratchID(l), rows*ceil(r.blocks, 4)*16)
 	if !b.use(special{kernel: "round_activations", layout: l}) {
 		return r
 	}
@@ -69,7 +73,7 @@ func (b *Backend) round(l layout, x ref, rows, cols, stride int) rounded {
 	a := &b.enc.args.round
 	*a = roundArgs{uint32(cols), uint32(r.blocks), uint32(stride)}
 	arg(b, 3, a)
-	b.dispatch(Size{ceil(r.blocks, group/32), rows, 1}, Size{group, 1, 1})
+	b.dispatch(Size{ceil(r.blocks, 4), rows, 1}, Size{group, 1, 1})
 	return r
 }
 
@@ -102,7 +106,12 @@ func (b *Backend) multiply(p *product) {
 	for row := 0; row < p.rows; row += rows {
 		for first := 0; first < p.count; first += step {
 			n, m := min(step, p.count-first), min(rows, p.rows-row)
-			k := matMulKernel(p.kernel, s, p.w.wide, n)
+			wide, perGroup := p.w.wide, rowsOfGroup
+			if isFloat(s.Format) {
+				wide = wide && aligned(p.x, p.xStride, p.xStep)
+				perGroup *= 2
+			}
+			k := matMulKernel(p.kernel, s, wide, n)
 			if !b.use(k) {
 				return
 			}
@@ -119,8 +128,8 @@ func (b *Backend) multiply(p *product) {
 			} else {
 				a.XStride, a.XStep = uint32(p.roundedStride), uint32(p.roundedHeadStep)
 				q, sx := p.r.q, p.r.sx
-				q.off += 2 * kernel.Block * first * p.roundedStride * p.r.blocks
-				sx.off += 4 * first * p.roundedStride * p.r.blocks
+				q.off += quadBytes * first * p.roundedStride * ceil(p.r.blocks, 4)
+				sx.off += 16 * first * p.roundedStride * ceil(p.r.blocks, 4)
 				b.in(2, q)
 				b.in(3, sx)
 				i = 3
@@ -129,9 +138,19 @@ func (b *Backend) multiply(p *product) {
 			y.off += 4 * (first*p.yStride + row)
 			b.out(i+1, y)
 			arg(b, i+2, a)
-			b.dispatch(Size{ceil(m, rowsOfGroup), ceil(n, int(k.tile)), p.heads}, Size{group, 1, 1})
+			b.dispatch(Size{ceil(m, perGroup), ceil(n, int(k.tile)), p.heads}, Size{group, 1, 1})
 		}
 	}
+}
+
+// aligned says whether float vectors can be loaded four elements at a time.
+func aligned(x ref, strides ...int) bool {
+	for _, s := range strides {
+		if s%4 != 0 {
+			return false
+		}
+	}
+	return x.off%16 == 0
 }
 
 func (b *Backend) matMul(op runtime.MatMul, p pass) {
@@ -336,6 +355,10 @@ func (b *Backend) index(op runtime.Index, p pass) {
 	b.dispatch(Size{p.S, 1, 1}, Size{across, 1, 1})
 }
 
+// softmaxBytes is the threadgroup memory of the softmax kernel: 2048 elements
+// and some sums.
+const softmaxBytes = 4*2048 + 48
+
 // mla runs attention for as many tokens at a time as the scores have room for.
 func (b *Backend) mla(op runtime.MLA, p pass) {
 	w := op.KVB.(*weight)
@@ -365,7 +388,8 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 		chunks = n // few tokens: their chunks share the work
 	}
 	query := b.work(scratchQuery, 4*rows*width)
-	scores := b.work(scratchScores, 4*rows*all)
+	stride := ceil(all, 4) * 4 // of scores, for loads of four
+	scores := b.work(scratchScores, 4*rows*stride)
 	latents := b.work(scratchLatents, 4*rows*op.KVLoRA)
 	parts := latents
 	if chunks > 1 {
@@ -386,7 +410,7 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 	b.dispatch(Size{ceil(width, group), op.Heads, ceil(p.S, 8)}, Size{group, 1, 1})
 
 	a := &b.enc.args.attend
-	*a = attendArgs{uint32(op.Heads), uint32(width), uint32(op.KVLoRA), uint32(p.Pos + p.row), 0, uint32(all), uint32(chunks), op.Scale}
+	*a = attendArgs{uint32(op.Heads), uint32(width), uint32(op.KVLoRA), uint32(p.Pos + p.row), 0, uint32(stride), uint32(chunks), op.Scale}
 	selection := whole(b.empty)
 	if op.Select != nil && all > op.Select.Width {
 		a.Topk = uint32(op.Select.Width)
@@ -407,7 +431,7 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 	}
 	b.out(0, scores)
 	arg(b, 1, a)
-	b.enc.enc.SetThreadgroupMemory(0, 48)
+	b.enc.enc.SetThreadgroupMemory(0, softmaxBytes)
 	b.dispatch(Size{rows, 1, 1}, Size{across, 1, 1})
 
 	if !b.use(special{kernel: "latent"}) {

@@ -140,7 +140,12 @@ func (b *Backend) roundFor(t *expertTable, m1, m2 int, x ref, rows, cols, stride
 }
 
 func (b *Backend) expertMatMul(g moePairs, matrix int, x ref, stride int, r [numLayouts]rounded, y ref, rows, cols int) {
-	if !b.use(special{kernel: "expert_matmul", format: g.table.format[matrix], cut: g.table.cut[matrix], tile: uint8(g.tile)}) {
+	k := special{kernel: "expert_matmul", format: g.table.format[matrix], cut: g.table.cut[matrix], tile: uint8(g.tile)}
+	narrow := g.table.floats[matrix] && !aligned(x, stride)
+	if narrow {
+		k.format, k.cut = anyFormat, false
+	}
+	if !b.use(k) {
 		return
 	}
 	b.at(0, spot{g.table.v.buf, 0})
@@ -160,7 +165,7 @@ func (b *Backend) expertMatMul(g moePairs, matrix int, x ref, stride int, r [num
 	}
 	b.out(10, y)
 	a := &b.enc.args.expert
-	*a = expertArgs{uint32(matrix), uint32(rows), uint32(cols), uint32(ceil(cols, 64)), uint32(stride), uint32(rows), oneIf(matrix == 2)}
+	*a = expertArgs{uint32(matrix), uint32(rows), uint32(cols), uint32(ceil(cols, 64)), uint32(stride), uint32(rows), oneIf(matrix == 2), oneIf(narrow)}
 	arg(b, 11, a)
 	b.enc.enc.Use(b.reached...)
 	b.dispatch(Size{ceil(rows, rowsOfGroup), g.tiles, 1}, Size{group, 1, 1})

@@ -146,3 +146,14 @@ func BenchmarkAttention(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkLaunch is the time of a dispatch that has to wait for the one before.
+func BenchmarkLaunch(b *testing.B) {
+	g := realGPU(b)
+	x, y := speedVec(b, g, 1, 32), speedVec(b, g, 1, 32)
+	ops := make([]runtime.Op, 256)
+	for i := range ops {
+		ops[i] = runtime.Add{X: x.All(), Y: y.All()}
+	}
+	b.ReportMetric(timed(b, g, ops, runtime.Batch{S: 1}, y)/256*1e6, "µs/dispatch")
+}

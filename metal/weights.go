@@ -244,7 +244,7 @@ func (b *Backend) placeVectors() error {
 // isWide says whether every lane of a product can load its codes at once.
 func isWide(w *weight) bool {
 	align := map[format.ID]int{format.Int8Row: 16, format.Int4Row: 16, format.Int4Grouped: 16, format.Int2Row: 8, format.Int3G64: 8,
-		format.F32: 8, format.BF16: 4, format.F16: 4, format.FP8: 2}[w.m.Format]
+		format.F32: 16, format.BF16: 8, format.F16: 8, format.FP8: 4}[w.m.Format]
 	return align > 0 && w.m.Cols%32 == 0 && w.codes.off%align == 0 && w.m.RowBytes()%align == 0
 }
 

@@ -1,16 +1,23 @@
-// Products of four rows of a matrix with up to eight activations by one
-// simdgroup: eight lanes a row.
+// Products of some rows of a matrix with up to eight activations by one
+// simdgroup: four rows of eight lanes with rounded activations, eight rows of
+// four lanes with floats.
 
 // Where a product's operands are.
 struct Operands {
   Codes codes;
   uint blocks; // of 64 columns in an activation
-  bool wide;   // a lane's codes are aligned for vector loads and cols % 32 == 0
+  bool wide;   // codes and floats are aligned for vector loads, and cols % 32 == 0
   bool cut;    // group borders fall inside blocks
   uint tile;   // vectors at most, a constant
 };
 
-// Half a block, 32 columns. Formats of up to 4 bits are words of two codes,
+// The codes of half a block, 32 columns, as they lie in memory.
+struct RawHalf {
+  uint4 a;
+  uint4 b;
+};
+
+// The same as factors. Formats of up to 4 bits are words of two codes,
 // code + code' * 2^16; int8 codes stay as they are, four to a word.
 struct HalfBlock {
   uint w[16];
@@ -29,67 +36,93 @@ static inline uint4 load16(bool wide, device const uchar* p, uint n) {
   return v;
 }
 
-static inline uint2 load8(bool wide, device const uchar* p, uint n) {
-  if (wide) return *(device const uint2*)p;
-  const uint4 v = load16(false, p, min(n, 8u));
-  return uint2(v.x, v.y);
+static inline uint4 load8(bool wide, device const uchar* p, uint n) {
+  if (wide) {
+    const uint2 v = *(device const uint2*)p;
+    return uint4(v.x, v.y, 0u, 0u);
+  }
+  return load16(false, p, min(n, 8u));
 }
 
-static inline void load_half(Operands o, device const uchar* row, uint col, thread HalfBlock& b) {
+static inline RawHalf load_half(Operands o, device const uchar* row, uint col) {
   const uint format = o.codes.format;
+  RawHalf r;
+  r.a = uint4(0u);
+  r.b = uint4(0u);
+  if (col < o.codes.cols) {
+    if (format == FORMAT_INT8_ROW) {
+      r.a = load16(o.wide, row + col, o.codes.cols - col);
+      if (col + 16u < o.codes.cols) r.b = load16(o.wide, row + col + 16u, o.codes.cols - col - 16u);
+    } else if (format == FORMAT_INT2_ROW) {
+      r.a = load8(o.wide, row + col / 4u, o.codes.row_bytes - col / 4u);
+    } else if (format == FORMAT_INT3_G64) {
+      device const uchar* g = row + col / 64u * 24u;
+      const uint half_of = col / 32u % 2u;
+      r.a = load8(o.wide, g + 8u * half_of, 8u);
+      r.b.x = o.wide ? *(device const uint*)(g + 16u + 4u * half_of) : load4bytes(g + 16u + 4u * half_of);
+    } else {
+      r.a = load16(o.wide, row + col / 2u, o.codes.row_bytes - col / 2u);
+    }
+  }
+  return r;
+}
+
+static inline void unpack(uint format, RawHalf r, thread HalfBlock& b) {
   if (format == FORMAT_INT8_ROW) {
-    const uint4 x = load16(o.wide, row + col, o.codes.cols - col);
-    uint4 y = uint4(0u);
-    if (col + 16u < o.codes.cols) y = load16(o.wide, row + col + 16u, o.codes.cols - col - 16u);
     for (uint i = 0; i < 4u; i++) {
-      b.w[i] = x[i];
-      b.w[i + 4u] = y[i];
+      b.w[i] = r.a[i];
+      b.w[i + 4u] = r.b[i];
     }
   } else if (format == FORMAT_INT2_ROW) {
-    const uint2 x = load8(o.wide, row + col / 4u, o.codes.row_bytes - col / 4u);
     for (uint i = 0; i < 2u; i++) {
-      for (uint k = 0; k < 8u; k++) b.w[8u * i + k] = ((x[i] >> (2u * k)) & 0x00030003u) - 0x00020002u;
+      for (uint k = 0; k < 8u; k++) b.w[8u * i + k] = ((r.a[i] >> (2u * k)) & 0x00030003u) - 0x00020002u;
     }
   } else if (format == FORMAT_INT3_G64) {
-    device const uchar* g = row + col / 64u * 24u;
-    const uint half_of = col / 32u % 2u;
-    const uint2 x = load8(o.wide, g + 8u * half_of, 8u);
-    const uint high = o.wide ? *(device const uint*)(g + 16u + 4u * half_of) : load4bytes(g + 16u + 4u * half_of);
     for (uint i = 0; i < 2u; i++) {
-      uint h = (high >> (16u * i)) & 0xFFFFu;
+      uint h = (r.b.x >> (16u * i)) & 0xFFFFu;
       h = (h | (h << 8u)) & 0x00FF00FFu;
       for (uint k = 0; k < 8u; k++) {
-        b.w[8u * i + k] = (((x[i] >> (2u * k)) & 0x00030003u) | (((h >> k) & 0x00010001u) << 2u)) - 0x00040004u;
+        b.w[8u * i + k] = (((r.a[i] >> (2u * k)) & 0x00030003u) | (((h >> k) & 0x00010001u) << 2u)) - 0x00040004u;
       }
     }
   } else {
-    const uint4 x = load16(o.wide, row + col / 2u, o.codes.row_bytes - col / 2u);
     for (uint i = 0; i < 4u; i++) {
-      for (uint k = 0; k < 4u; k++) b.w[4u * i + k] = ((x[i] >> (4u * k)) & 0x000F000Fu) - 0x00080008u;
+      for (uint k = 0; k < 4u; k++) b.w[4u * i + k] = ((r.a[i] >> (4u * k)) & 0x000F000Fu) - 0x00080008u;
     }
   }
 }
 
-// The exact product of words [from, from + 8) with their mates.
-static inline int narrow_dot(thread const HalfBlock& b, device const uint* q, uint from) {
+// The mates of half a block: word w is word w % 4 of the w / 4-th of four
+// vectors that lie 8 lanes apart (see round.metal).
+static inline int narrow_dot(thread const HalfBlock& b, device const uint4* q, uint from) {
   uint t = 0u;
-  for (uint k = from; k < from + 8u; k++) t += b.w[k] * q[k];
+  for (uint k = from; k < from + 2u; k++) {
+    const uint4 v = q[8u * k];
+    t += b.w[4u * k] * v.x;
+    t += b.w[4u * k + 1u] * v.y;
+    t += b.w[4u * k + 2u] * v.z;
+    t += b.w[4u * k + 3u] * v.w;
+  }
   return int(t + 0x8000u) >> 16;
 }
 
-static inline int wide_dot(thread const HalfBlock& b, device const uint* q) {
+static inline int wide_pair(uint w, uint lo, uint hi) {
+  return (int(w << 24u) >> 24) * (int(lo << 16u) >> 16) + (int(w << 16u) >> 24) * (int(lo) >> 16) +
+         (int(w << 8u) >> 24) * (int(hi << 16u) >> 16) + (int(w) >> 24) * (int(hi) >> 16);
+}
+
+static inline int wide_dot(thread const HalfBlock& b, device const uint4* q) {
   int t = 0;
-  for (uint k = 0; k < 8u; k++) {
-    const uint w = b.w[k];
-    const uint lo = q[2u * k];
-    const uint hi = q[2u * k + 1u];
-    t += (int(w << 24u) >> 24) * (int(lo << 16u) >> 16);
-    t += (int(w << 16u) >> 24) * (int(lo) >> 16);
-    t += (int(w << 8u) >> 24) * (int(hi << 16u) >> 16);
-    t += (int(w) >> 24) * (int(hi) >> 16);
+  for (uint k = 0; k < 4u; k++) {
+    const uint4 v = q[8u * k];
+    t += wide_pair(b.w[2u * k], v.x, v.y);
+    t += wide_pair(b.w[2u * k + 1u], v.z, v.w);
   }
   return t;
 }
+
+// Quads of blocks whose codes are loaded ahead.
+#define AHEAD 4u
 
 // One row times n rounded vectors, at[s] being their rows in q and sx; every
 // lane of the eight gets y[s]. Stripe j of the four belongs to the lanes 2j
@@ -98,58 +131,61 @@ static inline void int_row(Operands o, device const uchar* w, device const float
                            device const float* sx, thread const uint* at, uint n, uint h, thread float* y) {
   device const uchar* r = w + ulong(row) * o.codes.row_bytes;
   device const float* s = scales + ulong(row) * o.codes.scale_cols;
+  const uint format = o.codes.format;
   const uint half_of = h % 2u;
+  const uint quads = (o.blocks + 3u) / 4u;
   for (uint i = 0; i < o.tile; i++) y[i] = 0.0f;
-  for (uint first = 0; first < o.blocks; first += 4u) {
-    const uint block = first + h / 2u;
-    const uint col = block * 64u + half_of * 32u;
-    const bool live = block < o.blocks;
-    HalfBlock b;
-    for (uint k = 0; k < 16u; k++) b.w[k] = 0u;
-    if (live && col < o.codes.cols) load_half(o, r, col, b);
-    for (uint i = 0; i < o.tile; i++) {
-      if (i >= n) break;
-      const uint place = at[i] * o.blocks + (live ? block : 0u);
-      device const uint* mates = q + (ulong(place) * 32u + half_of * 16u);
-      int d0 = 0;
-      int d1 = 0;
-      if (o.codes.format == FORMAT_INT8_ROW) {
-        d0 = wide_dot(b, mates);
-      } else {
-        d0 = narrow_dot(b, mates, 0u);
-        d1 = narrow_dot(b, mates, 8u);
-      }
-      if (!o.cut) {
-        int d = d0 + d1;
-        d = d + simd_shuffle_xor(d, ushort(1));
-        if (live) {
-          float c = sx[place];
-          if (o.codes.format == FORMAT_INT4_GROUPED) c = c * s[block * 64u / o.codes.group];
-          if (o.codes.format == FORMAT_INT3_G64) c = c * s[block];
-          y[i] = fma(c, float(d), y[i]);
+  for (uint start = 0; start < quads; start += AHEAD) {
+    RawHalf raw[AHEAD];
+    for (uint u = 0; u < AHEAD; u++) raw[u] = load_half(o, r, (start + u) * 256u + h * 32u);
+    for (uint u = 0; u < AHEAD; u++) {
+      const uint quad = start + u;
+      if (quad >= quads) break;
+      const uint block = quad * 4u + h / 2u;
+      const bool live = block < o.blocks;
+      HalfBlock b;
+      unpack(format, raw[u], b);
+      float scale = 1.0f;
+      if (live && !o.cut && format == FORMAT_INT4_GROUPED) scale = s[block * 64u / o.codes.group];
+      if (live && format == FORMAT_INT3_G64) scale = s[block];
+      for (uint i = 0; i < o.tile; i++) {
+        if (i >= n) break;
+        const ulong place = ulong(at[i]) * quads + quad;
+        device const uint4* mates = (device const uint4*)q + place * 32u + h;
+        float c = sx[place * 4u + h / 2u];
+        int d0 = 0;
+        int d1 = 0;
+        if (format == FORMAT_INT8_ROW) {
+          d0 = wide_dot(b, mates);
+        } else {
+          d0 = narrow_dot(b, mates, 0u);
+          d1 = narrow_dot(b, mates, 2u);
         }
-      } else {
-        const int e0 = simd_shuffle_xor(d0, ushort(1));
-        const int e1 = simd_shuffle_xor(d1, ushort(1));
-        int quarter[4];
-        quarter[0] = half_of == 0u ? d0 : e0;
-        quarter[1] = half_of == 0u ? d1 : e1;
-        quarter[2] = half_of == 0u ? e0 : d0;
-        quarter[3] = half_of == 0u ? e1 : d1;
-        if (live) {
-          const float scale = sx[place];
+        if (!o.cut) {
+          int d = d0 + d1;
+          d = d + simd_shuffle_xor(d, ushort(1));
+          if (format == FORMAT_INT4_GROUPED || format == FORMAT_INT3_G64) c = c * scale;
+          if (live) y[i] = fma(c, float(d), y[i]);
+        } else {
+          const int e0 = simd_shuffle_xor(d0, ushort(1));
+          const int e1 = simd_shuffle_xor(d1, ushort(1));
+          int quarter[4];
+          quarter[0] = half_of == 0u ? d0 : e0;
+          quarter[1] = half_of == 0u ? d1 : e1;
+          quarter[2] = half_of == 0u ? e0 : d0;
+          quarter[3] = half_of == 0u ? e1 : d1;
           int sum = 0;
-          uint start = block * 64u;
+          uint first = block * 64u;
           for (uint k = 0; k < 4u; k++) {
             sum += quarter[k];
             const uint end = block * 64u + 16u * k + 16u;
             if (k == 3u || end % o.codes.group == 0u) {
-              if (start < o.codes.cols) {
-                const float c = scale * s[start / o.codes.group];
-                y[i] = fma(c, float(sum), y[i]);
+              if (live && first < o.codes.cols) {
+                const float cs = c * s[first / o.codes.group];
+                y[i] = fma(cs, float(sum), y[i]);
               }
               sum = 0;
-              start = end;
+              first = end;
             }
           }
         }
@@ -160,68 +196,92 @@ static inline void int_row(Operands o, device const uchar* w, device const float
     float acc = y[i];
     acc = acc + simd_shuffle_xor(acc, ushort(2));
     acc = acc + simd_shuffle_xor(acc, ushort(4));
-    const uint f = o.codes.format;
-    y[i] = f == FORMAT_INT8_ROW || f == FORMAT_INT4_ROW || f == FORMAT_INT2_ROW ? s[0] * acc : acc;
+    y[i] = format == FORMAT_INT8_ROW || format == FORMAT_INT4_ROW || format == FORMAT_INT2_ROW ? s[0] * acc : acc;
   }
 }
 
-// Two neighbouring float weights of a row; the second is 0 past the row's end.
-static inline float2 load_pair(Operands o, device const uchar* r, device const float* s, uint col) {
-  const bool both = col + 1u < o.codes.cols;
-  float a = 0.0f;
-  float b = 0.0f;
-  if (o.codes.format == FORMAT_F32) {
-    if (o.wide) return *(device const float2*)(r + 4u * col);
-    a = as_type<float>(load4bytes(r + 4u * col));
-    if (both) b = as_type<float>(load4bytes(r + 4u * col + 4u));
-  } else if (o.codes.format == FORMAT_FP8) {
-    uint x = 0u;
-    if (o.wide) {
-      x = *(device const ushort*)(r + col);
-    } else {
-      x = r[col];
-      if (both) x |= uint(r[col + 1u]) << 8u;
+// Four neighbouring float weights of a row, as they lie in memory; 0 past the
+// row's end.
+static inline uint4 load_four(Operands o, device const uchar* r, uint col) {
+  const uint format = o.codes.format;
+  uint4 v = uint4(0u);
+  if (format == FORMAT_F32) {
+    if (o.wide) return *(device const uint4*)(r + 4u * col);
+    for (uint k = 0; k < 4u; k++) {
+      if (col + k < o.codes.cols) v[k] = load4bytes(r + 4u * (col + k));
     }
-    const float scale = s[col / 128u];
-    a = widen_fp8(x & 0xFFu) * scale;
-    b = widen_fp8(x >> 8u) * scale;
+  } else if (format == FORMAT_FP8) {
+    if (o.wide) {
+      v.x = *(device const uint*)(r + col);
+    } else {
+      for (uint k = 0; k < 4u; k++) {
+        if (col + k < o.codes.cols) v.x |= uint(r[col + k]) << (8u * k);
+      }
+    }
   } else {
-    uint x = 0u;
     if (o.wide) {
-      x = *(device const uint*)(r + 2u * col);
-    } else {
-      x = load2bytes(r + 2u * col);
-      if (both) x |= load2bytes(r + 2u * col + 2u) << 16u;
+      const uint2 x = *(device const uint2*)(r + 2u * col);
+      return uint4(x.x, x.y, 0u, 0u);
     }
-    if (o.codes.format == FORMAT_BF16) {
-      a = widen_bf16(x & 0xFFFFu);
-      b = as_type<float>(x & 0xFFFF0000u);
-    } else {
-      a = widen_f16(x & 0xFFFFu);
-      b = widen_f16(x >> 16u);
+    for (uint k = 0; k < 4u; k++) {
+      if (col + k < o.codes.cols) v[k / 2u] |= load2bytes(r + 2u * (col + k)) << (16u * (k % 2u));
     }
   }
-  return float2(a, b);
+  return v;
 }
 
-// One row times n float vectors, at[s] being where they start in x; lane h
-// holds the stripes 2h and 2h+1, and every lane of the eight gets y[s].
+static inline float4 widen_four(uint format, uint4 v, float scale) {
+  if (format == FORMAT_FP8) {
+    return float4(widen_fp8(v.x & 0xFFu) * scale, widen_fp8((v.x >> 8u) & 0xFFu) * scale, widen_fp8((v.x >> 16u) & 0xFFu) * scale,
+                  widen_fp8(v.x >> 24u) * scale);
+  }
+  if (format == FORMAT_BF16) {
+    return float4(widen_bf16(v.x & 0xFFFFu), as_type<float>(v.x & 0xFFFF0000u), widen_bf16(v.y & 0xFFFFu), as_type<float>(v.y & 0xFFFF0000u));
+  }
+  if (format == FORMAT_F16) {
+    return float4(widen_f16(v.x & 0xFFFFu), widen_f16(v.x >> 16u), widen_f16(v.y & 0xFFFFu), widen_f16(v.y >> 16u));
+  }
+  return float4(as_type<float>(v.x), as_type<float>(v.y), as_type<float>(v.z), as_type<float>(v.w));
+}
+
+// One row times n float vectors, at[s] being where they start in x; lane h of
+// four holds the stripes 4h to 4h+3, and every one gets y[s].
 static inline void float_row(Operands o, device const uchar* w, device const float* scales, uint row, device const float* x,
-                             thread const ulong* at, uint n, uint h, thread float* y, thread float* odd) {
+                             thread const ulong* at, uint n, uint h, thread float* y) {
   device const uchar* r = w + ulong(row) * o.codes.row_bytes;
   device const float* s = scales;
   if (o.codes.format == FORMAT_FP8) s = scales + ulong(row / 128u) * o.codes.scale_cols;
-  for (uint i = 0; i < o.tile; i++) {
-    y[i] = 0.0f;
-    odd[i] = 0.0f;
-  }
-  for (uint col = 2u * h; col < o.codes.cols; col += 16u) {
-    const float2 v = load_pair(o, r, s, col);
-    for (uint i = 0; i < o.tile; i++) {
-      if (i >= n) break;
-      y[i] = fma(v.x, x[at[i] + col], y[i]);
-      if (col + 1u < o.codes.cols) odd[i] = fma(v.y, x[at[i] + col + 1u], odd[i]);
+  float4 acc[8];
+  for (uint i = 0; i < o.tile; i++) acc[i] = float4(0.0f);
+  for (uint start = 4u * h; start < o.codes.cols; start += AHEAD * 16u) {
+    uint4 raw[AHEAD];
+    for (uint u = 0; u < AHEAD; u++) raw[u] = start + 16u * u < o.codes.cols ? load_four(o, r, start + 16u * u) : uint4(0u);
+    for (uint u = 0; u < AHEAD; u++) {
+      const uint col = start + 16u * u;
+      if (col >= o.codes.cols) break;
+      const float scale = o.codes.format == FORMAT_FP8 ? s[col / 128u] : 1.0f;
+      const float4 v = widen_four(o.codes.format, raw[u], scale);
+      for (uint i = 0; i < o.tile; i++) {
+        if (i >= n) break;
+        if (o.wide) {
+          const float4 xv = *(device const float4*)(x + at[i] + col);
+          acc[i].x = fma(v.x, xv.x, acc[i].x);
+          acc[i].y = fma(v.y, xv.y, acc[i].y);
+          acc[i].z = fma(v.z, xv.z, acc[i].z);
+          acc[i].w = fma(v.w, xv.w, acc[i].w);
+        } else {
+          for (uint k = 0; k < 4u; k++) {
+            if (col + k < o.codes.cols) acc[i][k] = fma(v[k], x[at[i] + col + k], acc[i][k]);
+          }
+        }
+      }
     }
   }
-  for (uint i = 0; i < o.tile; i++) y[i] = tree8(y[i], odd[i]);
+  for (uint i = 0; i < o.tile; i++) {
+    float4 a = acc[i];
+    for (ushort d = 2; d > 0; d = d / 2) {
+      for (uint k = 0; k < 4u; k++) a[k] = a[k] + simd_shuffle_xor(a[k], d);
+    }
+    y[i] = (a.x + a.z) + (a.y + a.w);
+  }
 }

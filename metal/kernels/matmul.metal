@@ -61,7 +61,7 @@ kernel void matmul_int(device const uchar* w [[buffer(0)]],
   }
 }
 
-// The same for float weights.
+// The same for float weights, eight rows a simdgroup.
 kernel void matmul_float(device const uchar* w [[buffer(0)]],
                          device const float* scales [[buffer(1)]],
                          device const float* x [[buffer(2)]],
@@ -71,17 +71,16 @@ kernel void matmul_float(device const uchar* w [[buffer(0)]],
                          uint lane [[thread_index_in_simdgroup]],
                          uint sg [[simdgroup_index_in_threadgroup]],
                          uint nsg [[simdgroups_per_threadgroup]]) {
-  const uint row = (tg.x * nsg + sg) * 4u + lane / 8u;
+  const uint row = (tg.x * nsg + sg) * 8u + lane / 4u;
   const bool live = row < args.rows;
   const uint first = tg.y * TILE;
   const uint n = min(TILE, args.count - first);
   ulong at[8];
   float acc[8];
-  float odd[8];
   for (uint i = 0; i < TILE; i++) at[i] = ulong(first + min(i, n - 1u)) * args.x_stride + tg.z * args.x_step;
   const uint from = args.first + tg.z * args.row_step + (live ? row : 0u);
-  float_row(operands(args), w, scales, from, x, at, n, lane % 8u, acc, odd);
+  float_row(operands(args), w, scales, from, x, at, n, lane % 4u, acc);
   for (uint i = 0; i < TILE; i++) {
-    if (live && i < n && lane % 8u == 0u) y[ulong(first + i) * args.y_stride + tg.z * args.y_step + row] = acc[i];
+    if (live && i < n && lane % 4u == 0u) y[ulong(first + i) * args.y_stride + tg.z * args.y_step + row] = acc[i];
   }
 }

@@ -46,10 +46,17 @@ kernel void qabs(device const uchar* w [[buffer(0)]],
   for (uint i = 0; i < 8u; i++) acc[i] = 0.0f;
   if (at.x < args.cols) {
     const Codes m = {FORMAT, args.cols, args.row_bytes, args.scale_cols, args.group};
-    for (uint r = 0; r < args.nope; r++) {
-      const float v = weight_at(m, w, scales, head * args.head_rows + r, at.x);
+    for (uint start = 0; start < args.nope; start += 8u) {
+      float v[8]; // loaded ahead
+      for (uint k = 0; k < 8u; k++) {
+        v[k] = start + k < args.nope ? weight_at(m, w, scales, head * args.head_rows + start + k, at.x) : 0.0f;
+      }
       for (uint i = 0; i < 8u; i++) {
-        if (i < n) acc[i] = fma(q[ulong(first + i) * args.q_stride + head * args.q_width + r], v, acc[i]);
+        if (i >= n) break;
+        device const float* p = q + ulong(first + i) * args.q_stride + head * args.q_width + start;
+        for (uint k = 0; k < 8u; k++) {
+          if (start + k < args.nope) acc[i] = fma(p[k], v[k], acc[i]);
+        }
       }
     }
   } else if (at.x < width) {
@@ -83,7 +90,8 @@ static inline bool selected(constant AttendArgs& args, uint token) {
   return args.topk != 0u && args.position + token + 1u > args.topk;
 }
 
-// 64 positions (x) of eight heads (y) of a token (z), eight lanes a position.
+// 64 positions (x) of eight heads (y) of a token (z): four positions for each
+// eight lanes, at a time, so that a query is loaded once for them.
 kernel void score(device const float* query [[buffer(0)]],
                   device const float* cache [[buffer(1)]],
                   device const uint* select [[buffer(2)]],
@@ -91,40 +99,56 @@ kernel void score(device const float* query [[buffer(0)]],
                   constant AttendArgs& args [[buffer(4)]],
                   uint3 tg [[threadgroup_position_in_grid]],
                   uint lane [[thread_index_in_simdgroup]],
-                  uint sg [[simdgroup_index_in_threadgroup]],
-                  uint nsg [[simdgroups_per_threadgroup]]) {
+                  uint sg [[simdgroup_index_in_threadgroup]]) {
   const uint n = seen(args, tg.z);
   const uint head = tg.y * HEADS;
   const uint heads = min(HEADS, args.heads - head);
   const uint h = lane % 8u;
   const uint rows = tg.z * args.heads + head;
   device const float* q = query + ulong(rows) * args.width;
-  const uint end = min(n, (tg.x + 1u) * 64u);
-  for (uint first = tg.x * 64u; first < end; first += nsg * 4u) {
-    const uint j = first + sg * 4u + lane / 8u;
-    uint t = j < end ? j : 0u;
-    if (selected(args, tg.z)) t = select[ulong(tg.z) * args.topk + t];
-    device const float* row = cache + ulong(t) * args.width;
-    float even[8];
-    float odd[8];
-    for (uint k = 0; k < HEADS; k++) {
-      even[k] = 0.0f;
-      odd[k] = 0.0f;
+  const uint first = tg.x * 64u + sg * 16u + lane / 8u;
+  if (tg.x * 64u + sg * 16u < n) {
+    ulong row[4];
+    for (uint k = 0; k < 4u; k++) {
+      uint t = first + 4u * k < n ? first + 4u * k : 0u;
+      if (selected(args, tg.z)) t = select[ulong(tg.z) * args.topk + t];
+      row[k] = ulong(t) * args.width;
     }
-    for (uint i = 2u * h; i < args.width; i += 16u) {
-      const bool both = i + 1u < args.width;
-      const float a = row[i];
-      const float b = both ? row[i + 1u] : 0.0f;
-      for (uint k = 0; k < HEADS; k++) {
-        if (k < heads) {
-          even[k] = fma(q[k * args.width + i], a, even[k]);
-          if (both) odd[k] = fma(q[k * args.width + i + 1u], b, odd[k]);
+    float even[8][4];
+    float odd[8][4];
+    for (uint i = 0; i < HEADS; i++) {
+      for (uint k = 0; k < 4u; k++) {
+        even[i][k] = 0.0f;
+        odd[i][k] = 0.0f;
+      }
+    }
+    const uint whole = args.width % 2u == 0u ? args.width : 0u; // rows that two floats may be loaded of
+    for (uint i = 2u * h; i < whole; i += 16u) {
+      float2 v[4];
+      for (uint k = 0; k < 4u; k++) v[k] = *(device const float2*)(cache + row[k] + i);
+      for (uint j = 0; j < HEADS; j++) {
+        if (j < heads) {
+          const float2 x = *(device const float2*)(q + j * args.width + i);
+          for (uint k = 0; k < 4u; k++) {
+            even[j][k] = fma(x.x, v[k].x, even[j][k]);
+            odd[j][k] = fma(x.y, v[k].y, odd[j][k]);
+          }
         }
       }
     }
-    for (uint k = 0; k < HEADS; k++) {
-      const float s = tree8(even[k], odd[k]) * args.scale;
-      if (h == 0u && k < heads && j < end) scores[ulong(rows + k) * args.score_stride + j] = s;
+    for (uint i = whole + 2u * h; i < args.width; i += 16u) {
+      for (uint j = 0; j < heads; j++) {
+        for (uint k = 0; k < 4u; k++) {
+          even[j][k] = fma(q[j * args.width + i], cache[row[k] + i], even[j][k]);
+          if (i + 1u < args.width) odd[j][k] = fma(q[j * args.width + i + 1u], cache[row[k] + i + 1u], odd[j][k]);
+        }
+      }
+    }
+    for (uint j = 0; j < HEADS; j++) {
+      for (uint k = 0; k < 4u; k++) {
+        const float s = tree8(even[j][k], odd[j][k]) * args.scale;
+        if (h == 0u && j < heads && first + 4u * k < n) scores[ulong(rows + j) * args.score_stride + first + 4u * k] = s;
+      }
     }
   }
 }
@@ -156,17 +180,24 @@ kernel void softmax(device float* scores [[buffer(0)]],
     const float s = shared[i];
     if (s > top) top = s;
   }
-  for (uint i = tid; i < n; i += threads) p[i] = exp_fixed(p[i] - top);
-  threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
+  // Stripe i mod 16 of the sum takes the elements in order, from a tile of them
+  // that all threads compute.
+  threadgroup float* part = shared + 12;
+  float acc = 0.0f;
+  for (uint start = 0; start < n; start += 2048u) {
+    const uint end = min(2048u, n - start);
+    for (uint i = tid; i < end; i += threads) part[i] = exp_fixed(p[start + i] - top);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const uint mine = tid < 16u ? end : 0u;
+    for (uint i = tid; i < mine; i += 16u) acc = acc + part[i];
+    for (uint i = tid; i < end; i += threads) p[start + i] = part[i];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
   if (sg == 0u) {
-    float acc = 0.0f;
-    if (lane < 16u) {
-      for (uint i = lane; i < n; i += 16u) acc = acc + p[i];
-    }
     acc = tree16(acc);
     if (lane == 0u) shared[nsg] = acc;
   }
-  threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   const float z = shared[nsg];
   for (uint i = tid; i < n; i += threads) p[i] = p[i] / z;
 }
@@ -220,8 +251,10 @@ kernel void latent(device const float* scores [[buffer(0)]],
   }
   if (at.x < args.cols) {
     uint chunk = part;
-    for (uint j = from; j < to; j++) {
+    uint j = from;
+    while (j < to) {
       const uint t = chosen ? list[j] : j;
+      const uint last = j + 3u < to ? (chosen ? list[j + 3u] : j + 3u) : 0xFFFFFFFFu;
       if (t / CHUNK != chunk) {
         chunk = t / CHUNK;
         for (uint k = 0; k < HEADS; k++) {
@@ -229,9 +262,25 @@ kernel void latent(device const float* scores [[buffer(0)]],
           acc[k] = 0.0f;
         }
       }
-      const float v = cache[ulong(t) * args.width + at.x];
-      for (uint k = 0; k < HEADS; k++) {
-        if (k < heads) acc[k] = fma(p[ulong(k) * args.score_stride + j], v, acc[k]);
+      if (j % 4u == 0u && last / CHUNK == chunk) { // four at a time
+        float v[4];
+        for (uint i = 0; i < 4u; i++) v[i] = cache[ulong(chosen ? list[j + i] : j + i) * args.width + at.x];
+        for (uint k = 0; k < HEADS; k++) {
+          if (k < heads) {
+            const float4 x = *(device const float4*)(p + ulong(k) * args.score_stride + j);
+            acc[k] = fma(x.x, v[0], acc[k]);
+            acc[k] = fma(x.y, v[1], acc[k]);
+            acc[k] = fma(x.z, v[2], acc[k]);
+            acc[k] = fma(x.w, v[3], acc[k]);
+          }
+        }
+        j += 4u;
+      } else {
+        const float v = cache[ulong(t) * args.width + at.x];
+        for (uint k = 0; k < HEADS; k++) {
+          if (k < heads) acc[k] = fma(p[ulong(k) * args.score_stride + j], v, acc[k]);
+        }
+        j += 1u;
       }
     }
     for (uint k = 0; k < HEADS; k++) {

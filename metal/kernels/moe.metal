@@ -199,10 +199,12 @@ struct ExpertArgs {
   uint x_stride;
   uint y_stride;
   uint by_pair; // vectors are those of the pairs, not of the tokens
+  uint narrow;  // float vectors are not aligned for vector loads
 };
 
-// Four rows a simdgroup (x) of the expert of a tile (y). The rounded vectors
-// come in every layout that some expert needs.
+// Four rows a simdgroup (x) of the expert of a tile (y), or eight where its
+// weights are floats. The rounded vectors come in every layout that some expert
+// needs.
 kernel void expert_matmul(device const Expert* experts [[buffer(0)]],
                           device const Tile* tiles [[buffer(1)]],
                           device const uint* token [[buffer(2)]],
@@ -219,9 +221,6 @@ kernel void expert_matmul(device const Expert* experts [[buffer(0)]],
                           uint lane [[thread_index_in_simdgroup]],
                           uint sg [[simdgroup_index_in_threadgroup]],
                           uint nsg [[simdgroups_per_threadgroup]]) {
-  const uint row = (tg.x * nsg + sg) * 4u + lane / 8u;
-  const bool live = row < args.rows;
-  const uint from = live ? row : 0u;
   const uint first = tiles[tg.y].first;
   const uint n = tiles[tg.y].count;
   if (n > 0u) {
@@ -232,12 +231,16 @@ kernel void expert_matmul(device const Expert* experts [[buffer(0)]],
     const uint format = any ? experts[e].format : FORMAT;
     const uint group = experts[e].group;
     const Codes m = {format, args.cols, experts[e].row_bytes, experts[e].scale_cols, group};
+    const bool rounded = format != FORMAT_FP8 && format != FORMAT_BF16 && format != FORMAT_F16 && format != FORMAT_F32;
+    const uint lanes = rounded ? 8u : 4u; // of a row
+    const uint row = (tg.x * nsg + sg) * (32u / lanes) + lane / lanes;
+    const bool live = row < args.rows;
+    const uint from = live ? row : 0u;
     const bool cut = any ? format == FORMAT_INT4_GROUPED && group % 64u != 0u : CUT;
-    const Operands o = {m, args.blocks, any ? experts[e].wide != 0u : true, cut, TILE};
+    const Operands o = {m, args.blocks, any ? experts[e].wide != 0u && (rounded || args.narrow == 0u) : true, cut, TILE};
     uint at[8];
     ulong start[8];
     float acc[8];
-    float odd[8];
     for (uint i = 0; i < TILE; i++) {
       const uint pair = first + min(i, n - 1u);
       at[i] = args.by_pair != 0u ? pair : token[pair];
@@ -249,11 +252,11 @@ kernel void expert_matmul(device const Expert* experts [[buffer(0)]],
       int_row(o, w, scales, from, q1, sx1, at, n, lane % 8u, acc);
     } else if (format == FORMAT_INT2_ROW || format == FORMAT_INT3_G64) {
       int_row(o, w, scales, from, q2, sx2, at, n, lane % 8u, acc);
-    } else {
-      float_row(o, w, scales, from, x, start, n, lane % 8u, acc, odd);
+    } else if ((tg.x * nsg + sg) * 8u < args.rows) {
+      float_row(o, w, scales, from, x, start, n, lane % 4u, acc);
     }
     for (uint i = 0; i < TILE; i++) {
-      if (live && i < n && lane % 8u == 0u) y[ulong(first + i) * args.y_stride + row] = acc[i];
+      if (live && i < n && lane % lanes == 0u) y[ulong(first + i) * args.y_stride + row] = acc[i];
     }
   }
 }

@@ -25,7 +25,7 @@ kernel void round_activations(device const float* x [[buffer(0)]],
                               uint sg [[simdgroup_index_in_threadgroup]],
                               uint nsg [[simdgroups_per_threadgroup]]) {
   const uint block = tg.x * nsg + sg;
-  const bool live = block < args.blocks;
+  const bool live = block < (args.blocks + 3u) / 4u * 4u; // quads are filled up
   uint a = 2u * lane;
   uint b = a + 1u;
   if (LAYOUT == 1u) {
@@ -51,11 +51,14 @@ kernel void round_activations(device const float* x [[buffer(0)]],
   const float rb = vb / scale;
   const int qa = int(as_type<uint>(ra + 12582912.0f) << 16u) >> 16;
   const int qb = int(as_type<uint>(rb + 12582912.0f) << 16u) >> 16;
-  const ulong place = ulong(tg.y) * args.blocks + block;
+  // A quad of blocks is four times eight vectors of four words: the k-th of
+  // lane h of a product holds the words 4k to 4k+3 of half h of its blocks.
+  const ulong quad = ulong(tg.y) * ((args.blocks + 3u) / 4u) + block / 4u;
+  const uint half_of = block % 4u * 2u + lane / 16u;
   if (live) {
     uint word = uint(qb) + (uint(qa) << 16u);
     if (LAYOUT == 0u) word = (uint(qa) & 0xFFFFu) | (uint(qb) << 16u);
-    q[place * 32u + lane] = word;
-    if (lane == 0u) sx[place] = scale;
+    q[quad * 128u + lane % 16u / 4u * 32u + half_of * 4u + lane % 4u] = word;
+    if (lane == 0u) sx[quad * 4u + block % 4u] = scale;
   }
 }
