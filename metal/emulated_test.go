@@ -5,6 +5,7 @@ package metal
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -23,6 +24,57 @@ func TestSchedules(t *testing.T) {
 		b := newBackend(t, emulator(t, EmulatorOptions{Check: true, Seed: seed}))
 		compare(t, fmt.Sprint("seed ", seed), logits(t, load(t, dir, b), ids, 18, 18, true), want)
 		onlyGPU(t, b)
+	}
+}
+
+// TestCheckedKernels: products, attention and experts of every format under the
+// checker, in several schedules, also with memory that nothing has written.
+func TestCheckedKernels(t *testing.T) {
+	private := emulatorLimits
+	private.Unified = false
+	for seed := range uint64(4) {
+		for _, s := range testSpecs() {
+			w := newTwin(t, emulator(t, EmulatorOptions{Check: true, Seed: seed, Limits: &private}))
+			for _, cols := range []int{96, 100} {
+				s.Rows, s.Cols = 36, cols
+				m := w.load(s)
+				x, y := w.alloc(5, cols, runtime.Float), w.alloc(5, s.Rows, runtime.Float)
+				op := func(a runtime.Weight) []runtime.Op {
+					return []runtime.Op{runtime.MatMul{X: x.All(), W: []runtime.Weight{a}, Y: []runtime.View{y.All()}}}
+				}
+				w.run(s.String(), op(m.gpu), op(m.cpu), runtime.Batch{S: 5})
+				w.run(s.String(), op(m.gpu), op(m.cpu), runtime.Batch{S: 1})
+
+				s.Rows = 2 * (8 + 10)
+				kvb := w.load(s)
+				q, qr := w.alloc(3, 2*8, runtime.Float), w.alloc(3, 2*4, runtime.Float)
+				cache, out := w.alloc(280, cols+4, runtime.Float), w.alloc(3, 2*10, runtime.Float)
+				attend := func(a runtime.Weight) []runtime.Op {
+					return []runtime.Op{runtime.MLA{Q: q.All(), QRope: qr.All(), Y: out.All(), Cache: cache, KVB: a, Heads: 2, QWidth: 8, Nope: 8, Rope: 4, Value: 10, KVLoRA: cols, Scale: 0.3}}
+				}
+				w.run(s.String(), attend(kvb.gpu), attend(kvb.cpu), runtime.Batch{S: 3, Pos: 277})
+
+				gpu, cpu := make([]runtime.ExpertWeights, 3), make([]runtime.ExpertWeights, 3)
+				for e := range gpu {
+					in := s
+					in.Rows = 32
+					down := s
+					down.Rows, down.Cols = cols, 32
+					a, b, c := w.load(in), w.load(in), w.load(down)
+					gpu[e], cpu[e] = runtime.ExpertWeights{Gate: a.gpu, Up: b.gpu, Down: c.gpu}, runtime.ExpertWeights{Gate: a.cpu, Up: b.cpu, Down: c.cpu}
+				}
+				ids, weights := w.alloc(5, 2, runtime.Int), w.alloc(5, 2, runtime.Float)
+				z := w.alloc(5, cols, runtime.Float)
+				for i := range w.mem[ids.ID] {
+					w.mem[ids.ID][i] = math.Float32frombits(uint32(i%2 + i/4%2))
+				}
+				w.put(ids)
+				moe := func(e []runtime.ExpertWeights) []runtime.Op {
+					return []runtime.Op{runtime.Experts{X: x.All(), IDs: ids, Weights: weights.All(), Expert: e, Y: z.All()}}
+				}
+				w.run(s.String(), moe(gpu), moe(cpu), runtime.Batch{S: 5})
+			}
+		}
 	}
 }
 

@@ -53,9 +53,11 @@ kernel void matmul_int(device const uchar* w [[buffer(0)]],
   const uint n = min(TILE, args.count - first);
   uint at[8];
   float acc[8];
+  UNROLL
   for (uint i = 0; i < TILE; i++) at[i] = (first + min(i, n - 1u)) * args.x_stride + tg.z * args.x_step;
   const uint from = args.first + tg.z * args.row_step + (live ? row : 0u);
-  int_row(operands(args), w, scales, from, q, sx, at, n, lane % 8u, acc);
+  int_row(operands(args), w, scales, from, q, sx, at, lane % 8u, acc);
+  UNROLL
   for (uint i = 0; i < TILE; i++) {
     if (live && i < n && lane % 8u == 0u) y[ulong(first + i) * args.y_stride + tg.z * args.y_step + row] = acc[i];
   }
@@ -77,9 +79,11 @@ kernel void matmul_float(device const uchar* w [[buffer(0)]],
   const uint n = min(TILE, args.count - first);
   ulong at[8];
   float acc[8];
+  UNROLL
   for (uint i = 0; i < TILE; i++) at[i] = ulong(first + min(i, n - 1u)) * args.x_stride + tg.z * args.x_step;
   const uint from = args.first + tg.z * args.row_step + (live ? row : 0u);
-  float_row(operands(args), w, scales, from, x, at, n, lane % 4u, acc);
+  float_row(operands(args), w, scales, from, x, at, lane % 4u, acc);
+  UNROLL
   for (uint i = 0; i < TILE; i++) {
     if (live && i < n && lane % 4u == 0u) y[ulong(first + i) * args.y_stride + tg.z * args.y_step + row] = acc[i];
   }

@@ -12,6 +12,7 @@ using namespace metal;
 constant uint FORMAT [[function_constant(0)]]; // of kv_b; only qabs reads it
 
 #define CHUNK 256u // positions that are summed before they join the others
+#define UNROLL _Pragma("clang loop unroll(full)")
 #define HEADS 8u   // that share a latent
 
 struct QAbsArgs {
@@ -43,27 +44,32 @@ kernel void qabs(device const uchar* w [[buffer(0)]],
   const uint n = min(8u, args.count - first);
   const uint head = at.y;
   float acc[8];
+  UNROLL
   for (uint i = 0; i < 8u; i++) acc[i] = 0.0f;
   if (at.x < args.cols) {
     const Codes m = {FORMAT, args.cols, args.row_bytes, args.scale_cols, args.group};
     for (uint start = 0; start < args.nope; start += 8u) {
       float v[8]; // loaded ahead
+      UNROLL
       for (uint k = 0; k < 8u; k++) {
         v[k] = start + k < args.nope ? weight_at(m, w, scales, head * args.head_rows + start + k, at.x) : 0.0f;
       }
+      UNROLL
       for (uint i = 0; i < 8u; i++) {
-        if (i >= n) break;
         device const float* p = q + ulong(first + i) * args.q_stride + head * args.q_width + start;
+        UNROLL
         for (uint k = 0; k < 8u; k++) {
-          if (start + k < args.nope) acc[i] = fma(p[k], v[k], acc[i]);
+          if (i < n && start + k < args.nope) acc[i] = fma(p[k], v[k], acc[i]);
         }
       }
     }
   } else if (at.x < width) {
+    UNROLL
     for (uint i = 0; i < 8u; i++) {
       if (i < n) acc[i] = q_rope[ulong(first + i) * args.rope_stride + head * args.rope + at.x - args.cols];
     }
   }
+  UNROLL
   for (uint i = 0; i < 8u; i++) {
     if (i < n && at.x < width) query[(ulong(first + i) * args.heads + head) * width + at.x] = acc[i];
   }
@@ -109,6 +115,7 @@ kernel void score(device const float* query [[buffer(0)]],
   const uint first = tg.x * 64u + sg * 16u + lane / 8u;
   if (tg.x * 64u + sg * 16u < n) {
     ulong row[4];
+    UNROLL
     for (uint k = 0; k < 4u; k++) {
       uint t = first + 4u * k < n ? first + 4u * k : 0u;
       if (selected(args, tg.z)) t = select[ulong(tg.z) * args.topk + t];
@@ -116,7 +123,9 @@ kernel void score(device const float* query [[buffer(0)]],
     }
     float even[8][4];
     float odd[8][4];
+    UNROLL
     for (uint i = 0; i < HEADS; i++) {
+      UNROLL
       for (uint k = 0; k < 4u; k++) {
         even[i][k] = 0.0f;
         odd[i][k] = 0.0f;
@@ -125,10 +134,13 @@ kernel void score(device const float* query [[buffer(0)]],
     const uint whole = args.width % 2u == 0u ? args.width : 0u; // rows that two floats may be loaded of
     for (uint i = 2u * h; i < whole; i += 16u) {
       float2 v[4];
+      UNROLL
       for (uint k = 0; k < 4u; k++) v[k] = *(device const float2*)(cache + row[k] + i);
+      UNROLL
       for (uint j = 0; j < HEADS; j++) {
         if (j < heads) {
           const float2 x = *(device const float2*)(q + j * args.width + i);
+          UNROLL
           for (uint k = 0; k < 4u; k++) {
             even[j][k] = fma(x.x, v[k].x, even[j][k]);
             odd[j][k] = fma(x.y, v[k].y, odd[j][k]);
@@ -137,14 +149,18 @@ kernel void score(device const float* query [[buffer(0)]],
       }
     }
     for (uint i = whole + 2u * h; i < args.width; i += 16u) {
-      for (uint j = 0; j < heads; j++) {
+      UNROLL
+      for (uint j = 0; j < HEADS; j++) {
+        UNROLL
         for (uint k = 0; k < 4u; k++) {
-          even[j][k] = fma(q[j * args.width + i], cache[row[k] + i], even[j][k]);
-          if (i + 1u < args.width) odd[j][k] = fma(q[j * args.width + i + 1u], cache[row[k] + i + 1u], odd[j][k]);
+          if (j < heads) even[j][k] = fma(q[j * args.width + i], cache[row[k] + i], even[j][k]);
+          if (j < heads && i + 1u < args.width) odd[j][k] = fma(q[j * args.width + i + 1u], cache[row[k] + i + 1u], odd[j][k]);
         }
       }
     }
+    UNROLL
     for (uint j = 0; j < HEADS; j++) {
+      UNROLL
       for (uint k = 0; k < 4u; k++) {
         const float s = tree8(even[j][k], odd[j][k]) * args.scale;
         if (h == 0u && j < heads && first + 4u * k < n) scores[ulong(rows + j) * args.score_stride + first + 4u * k] = s;
@@ -245,6 +261,7 @@ kernel void latent(device const float* scores [[buffer(0)]],
   device const float* p = scores + ulong(token * args.heads + head) * args.score_stride;
   float sum[8];
   float acc[8];
+  UNROLL
   for (uint k = 0; k < HEADS; k++) {
     sum[k] = 0.0f;
     acc[k] = 0.0f;
@@ -257,6 +274,7 @@ kernel void latent(device const float* scores [[buffer(0)]],
       const uint last = j + 3u < to ? (chosen ? list[j + 3u] : j + 3u) : 0xFFFFFFFFu;
       if (t / CHUNK != chunk) {
         chunk = t / CHUNK;
+        UNROLL
         for (uint k = 0; k < HEADS; k++) {
           sum[k] = sum[k] + acc[k];
           acc[k] = 0.0f;
@@ -264,7 +282,9 @@ kernel void latent(device const float* scores [[buffer(0)]],
       }
       if (j % 4u == 0u && last / CHUNK == chunk) { // four at a time
         float v[4];
+        UNROLL
         for (uint i = 0; i < 4u; i++) v[i] = cache[ulong(chosen ? list[j + i] : j + i) * args.width + at.x];
+        UNROLL
         for (uint k = 0; k < HEADS; k++) {
           if (k < heads) {
             const float4 x = *(device const float4*)(p + ulong(k) * args.score_stride + j);
@@ -277,12 +297,14 @@ kernel void latent(device const float* scores [[buffer(0)]],
         j += 4u;
       } else {
         const float v = cache[ulong(t) * args.width + at.x];
+        UNROLL
         for (uint k = 0; k < HEADS; k++) {
           if (k < heads) acc[k] = fma(p[ulong(k) * args.score_stride + j], v, acc[k]);
         }
         j += 1u;
       }
     }
+    UNROLL
     for (uint k = 0; k < HEADS; k++) {
       if (k < heads) latents[(ulong(at.z) * args.heads + head + k) * args.cols + at.x] = sum[k] + acc[k];
     }

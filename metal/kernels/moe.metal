@@ -241,20 +241,22 @@ kernel void expert_matmul(device const Expert* experts [[buffer(0)]],
     uint at[8];
     ulong start[8];
     float acc[8];
+    UNROLL
     for (uint i = 0; i < TILE; i++) {
       const uint pair = first + min(i, n - 1u);
       at[i] = args.by_pair != 0u ? pair : token[pair];
       start[i] = ulong(at[i]) * args.x_stride;
     }
     if (format == FORMAT_INT8_ROW) {
-      int_row(o, w, scales, from, q0, sx0, at, n, lane % 8u, acc);
+      int_row(o, w, scales, from, q0, sx0, at, lane % 8u, acc);
     } else if (format == FORMAT_INT4_ROW || format == FORMAT_INT4_GROUPED) {
-      int_row(o, w, scales, from, q1, sx1, at, n, lane % 8u, acc);
+      int_row(o, w, scales, from, q1, sx1, at, lane % 8u, acc);
     } else if (format == FORMAT_INT2_ROW || format == FORMAT_INT3_G64) {
-      int_row(o, w, scales, from, q2, sx2, at, n, lane % 8u, acc);
+      int_row(o, w, scales, from, q2, sx2, at, lane % 8u, acc);
     } else if ((tg.x * nsg + sg) * 8u < args.rows) {
-      float_row(o, w, scales, from, x, start, n, lane % 4u, acc);
+      float_row(o, w, scales, from, x, start, lane % 4u, acc);
     }
+    UNROLL
     for (uint i = 0; i < TILE; i++) {
       if (live && i < n && lane % lanes == 0u) y[ulong(first + i) * args.y_stride + row] = acc[i];
     }
