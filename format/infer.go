@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// maxDim bounds rows and columns so that no size overflows.
-const maxDim = 1 << 30
+// MaxDim bounds the rows and the columns of a matrix so that no size overflows.
+const MaxDim = 1 << 30
 
 func inRange(rows, cols int) bool {
-	return rows > 0 && cols > 0 && rows <= maxDim && cols <= maxDim
+	return rows > 0 && cols > 0 && rows <= MaxDim && cols <= MaxDim
 }
 
 // Candidates is every reading of a packed matrix [rows, cols] that the bytes

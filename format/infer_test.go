@@ -329,7 +329,7 @@ func TestCollisionsOfTheContainerFormat(t *testing.T) {
 }
 
 func TestInferOfImpossibleSizes(t *testing.T) {
-	for _, shape := range [][2]int{{0, 4}, {4, 0}, {-1, 4}, {4, -1}, {maxDim + 1, 1}, {1, maxDim + 1}} {
+	for _, shape := range [][2]int{{0, 4}, {4, 0}, {-1, 4}, {4, -1}, {MaxDim + 1, 1}, {1, MaxDim + 1}} {
 		_, err := Infer(16, 16, shape[0], shape[1])
 		wantError(t, err, ErrUnsupported, "out of range")
 		if all := Candidates(0, 0, shape[0], shape[1]); len(all) > 0 {
@@ -337,7 +337,7 @@ func TestInferOfImpossibleSizes(t *testing.T) {
 		}
 	}
 	for _, nb := range []int64{-1, 0, 1<<63 - 1} {
-		if _, err := Infer(nb, nb, maxDim, maxDim); err == nil {
+		if _, err := Infer(nb, nb, MaxDim, MaxDim); err == nil {
 			t.Errorf("%d bytes were accepted", nb)
 		}
 	}

@@ -133,21 +133,40 @@ func (o *object) flag(def bool, names ...string) bool {
 	return def
 }
 
+// number reads a real number above 0; absent is def.
 func (o *object) number(def float64, names ...string) float64 {
-	o.get(&def, names...)
-	return def
+	v := def
+	if o.get(&v, names...) && !(v > 0 && v < 1e30) {
+		o.fail(format.ErrCorrupt, names[0], fmt.Sprint(v), "a number above 0")
+		return def
+	}
+	return v
 }
 
-// size reads a count that must be present (def < 0) and lie in [1, 2^31).
-func (o *object) size(def int, names ...string) int {
-	n := int64(def)
-	if !o.get(&n, names...) && def < 0 {
+// size reads a size that must be there, at least 1.
+func (o *object) size(names ...string) int {
+	n := int64(0)
+	if !o.get(&n, names...) {
 		o.fail(format.ErrCorrupt, "missing key", "", strings.Join(names, " or "))
 		return 1
 	}
-	if n < 1 && def != int(n) || n >= 1<<31 {
-		o.fail(format.ErrCorrupt, names[0], fmt.Sprint(n), "1 … 2147483647")
-		return 1
+	return o.within(n, 1, names[0])
+}
+
+// count reads a number of things that may be none; absent is def.
+func (o *object) count(def int, names ...string) int {
+	n := int64(def)
+	o.get(&n, names...)
+	return o.within(n, 0, names[0])
+}
+
+// maxSize bounds every size, so that products of two of them fit.
+const maxSize = 1 << 24
+
+func (o *object) within(n, least int64, name string) int {
+	if n < least || n > maxSize {
+		o.fail(format.ErrCorrupt, name, fmt.Sprint(n), fmt.Sprintf("%d … %d", least, maxSize))
+		return int(least)
 	}
 	return int(n)
 }

@@ -19,19 +19,19 @@ var glmMoeDSA = Arch{
 }
 
 func glmConfig(o *object, c *Config) {
-	c.VocabSize = o.size(-1, "vocab_size")
-	c.Hidden = o.size(-1, "hidden_size")
-	c.Layers = o.size(-1, "num_hidden_layers")
-	c.Heads = o.size(-1, "num_attention_heads")
-	if kv := o.size(c.Heads, "num_key_value_heads"); kv != c.Heads {
+	c.VocabSize = o.size("vocab_size")
+	c.Hidden = o.size("hidden_size")
+	c.Layers = o.size("num_hidden_layers")
+	c.Heads = o.size("num_attention_heads")
+	if kv := o.count(c.Heads, "num_key_value_heads"); kv != c.Heads {
 		o.fail(format.ErrUnsupported, "num_key_value_heads", fmt.Sprint(kv), fmt.Sprintf("num_attention_heads, %d (MLA)", c.Heads))
 	}
-	c.Intermediate = o.size(-1, "intermediate_size")
+	c.Intermediate = o.size("intermediate_size")
 	c.RMSNormEps = float32(o.number(1e-5, "rms_norm_eps"))
-	c.MaxPositions = o.size(-1, "max_position_embeddings")
+	c.MaxPositions = o.size("max_position_embeddings")
 	c.Tied = o.flag(false, "tie_word_embeddings")
 	c.EOS = o.ids("eos_token_id")
-	c.MTPLayers = o.size(0, "num_nextn_predict_layers")
+	c.MTPLayers = o.count(0, "num_nextn_predict_layers")
 
 	rope := o.sub("rope_parameters")
 	c.RopeTheta = rope.number(o.number(10000, "rope_theta"), "rope_theta")
@@ -40,21 +40,21 @@ func glmConfig(o *object, c *Config) {
 	o.only("rope_scaling")
 	c.RopeInterleave = o.flag(true, "rope_interleave")
 
-	c.Experts = o.size(-1, "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
-	c.ExpertsPerToken = o.size(-1, "num_experts_per_tok")
-	c.SharedExperts = o.size(0, "n_shared_experts")
-	c.MoEIntermediate = o.size(-1, "moe_intermediate_size")
-	c.Groups = o.size(1, "n_group")
-	c.TopGroups = o.size(1, "topk_group")
+	c.Experts = o.size("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+	c.ExpertsPerToken = o.size("num_experts_per_tok")
+	c.SharedExperts = o.count(0, "n_shared_experts")
+	c.MoEIntermediate = o.size("moe_intermediate_size")
+	c.Groups = max(o.count(1, "n_group"), 1)
+	c.TopGroups = max(o.count(1, "topk_group"), 1)
 	c.NormTopK = o.flag(true, "norm_topk_prob")
 	c.RoutedScale = float32(o.number(1, "routed_scaling_factor"))
 
-	c.QLoRA = o.size(-1, "q_lora_rank")
-	c.KVLoRA = o.size(-1, "kv_lora_rank")
-	c.Nope = o.size(-1, "qk_nope_head_dim")
-	c.Rope = o.size(-1, "qk_rope_head_dim")
-	c.ValueHd = o.size(-1, "v_head_dim")
-	if qk := o.size(c.Nope+c.Rope, "qk_head_dim"); qk != c.Nope+c.Rope {
+	c.QLoRA = o.size("q_lora_rank")
+	c.KVLoRA = o.size("kv_lora_rank")
+	c.Nope = o.size("qk_nope_head_dim")
+	c.Rope = o.size("qk_rope_head_dim")
+	c.ValueHd = o.size("v_head_dim")
+	if qk := o.count(c.Nope+c.Rope, "qk_head_dim"); qk != c.Nope+c.Rope {
 		o.fail(format.ErrCorrupt, "qk_head_dim", fmt.Sprint(qk), fmt.Sprintf("qk_nope_head_dim + qk_rope_head_dim = %d", c.Nope+c.Rope))
 	}
 	glmPerLayer(o, c)
@@ -67,24 +67,39 @@ func glmConfig(o *object, c *Config) {
 	o.only("moe_layer_freq", 1.0)
 	o.quantization()
 
-	switch {
-	case c.Rope%2 != 0:
-		o.fail(format.ErrCorrupt, "qk_rope_head_dim", fmt.Sprint(c.Rope), "an even number")
-	case c.Rope > c.IndexDim:
-		o.fail(format.ErrCorrupt, "index_head_dim", fmt.Sprint(c.IndexDim), fmt.Sprintf("at least qk_rope_head_dim, %d", c.Rope))
-	case c.ExpertsPerToken > c.Experts:
-		o.fail(format.ErrCorrupt, "num_experts_per_tok", fmt.Sprint(c.ExpertsPerToken), fmt.Sprintf("at most n_routed_experts, %d", c.Experts))
-	case c.Experts%c.Groups != 0 || c.TopGroups > c.Groups:
-		o.fail(format.ErrCorrupt, "n_group, topk_group", fmt.Sprintf("%d, %d", c.Groups, c.TopGroups), fmt.Sprintf("divisors of %d experts, topk_group ≤ n_group", c.Experts))
-	case c.TopGroups*(c.Experts/c.Groups) < c.ExpertsPerToken:
-		o.fail(format.ErrCorrupt, "topk_group", fmt.Sprint(c.TopGroups), fmt.Sprintf("groups that hold %d experts", c.ExpertsPerToken))
+	glmConsistent(o, c)
+}
+
+// glmConsistent refuses sizes that contradict each other or that no memory holds.
+func glmConsistent(o *object, c *Config) {
+	for _, bad := range []struct {
+		is                  bool
+		what, found, wanted string
+	}{
+		{c.Rope%2 != 0, "qk_rope_head_dim", fmt.Sprint(c.Rope), "an even number"},
+		{c.Rope > c.IndexDim, "index_head_dim", fmt.Sprint(c.IndexDim), fmt.Sprintf("at least qk_rope_head_dim, %d", c.Rope)},
+		{c.ExpertsPerToken > c.Experts, "num_experts_per_tok", fmt.Sprint(c.ExpertsPerToken), fmt.Sprintf("at most n_routed_experts, %d", c.Experts)},
+		{c.Experts%c.Groups != 0, "n_group", fmt.Sprint(c.Groups), fmt.Sprintf("a divisor of n_routed_experts, %d", c.Experts)},
+		{c.TopGroups > c.Groups, "topk_group", fmt.Sprint(c.TopGroups), fmt.Sprintf("at most n_group, %d", c.Groups)},
+		{c.TopGroups*(c.Experts/c.Groups) < c.ExpertsPerToken, "topk_group", fmt.Sprint(c.TopGroups), fmt.Sprintf("groups that hold %d experts", c.ExpertsPerToken)},
+		{c.Layers > maxLayers, "num_hidden_layers", fmt.Sprint(c.Layers), fmt.Sprintf("at most %d", maxLayers)},
+		{c.MTPLayers > maxMTP, "num_nextn_predict_layers", fmt.Sprint(c.MTPLayers), fmt.Sprintf("at most %d", maxMTP)},
+		{(c.Layers+c.MTPLayers)*c.Experts > maxExperts, "num_hidden_layers · n_routed_experts", fmt.Sprint((c.Layers + c.MTPLayers) * c.Experts), fmt.Sprintf("at most %d", maxExperts)},
+		{c.Heads*(c.Nope+max(c.Rope, c.ValueHd)) > format.MaxDim, "num_attention_heads · head sizes", fmt.Sprint(c.Heads * (c.Nope + max(c.Rope, c.ValueHd))), fmt.Sprintf("at most %d", format.MaxDim)},
+		{c.SharedExperts*c.MoEIntermediate > format.MaxDim, "n_shared_experts · moe_intermediate_size", fmt.Sprint(c.SharedExperts * c.MoEIntermediate), fmt.Sprintf("at most %d", format.MaxDim)},
+		{c.IndexHeads*c.IndexDim > format.MaxDim, "index_n_heads · index_head_dim", fmt.Sprint(c.IndexHeads * c.IndexDim), fmt.Sprintf("at most %d", format.MaxDim)},
+		{len(c.SharedIndexer) > 0 && c.SharedIndexer[0], "indexer_types[0]", "shared", "full: the first layer has no selection to share"},
+	} {
+		if bad.is {
+			o.fail(format.ErrCorrupt, bad.what, bad.found, bad.wanted)
+		}
 	}
 }
 
 // glmPerLayer reads which layers have experts and which have an indexer of
 // their own. The explicit lists win over the counts they were made from.
 func glmPerLayer(o *object, c *Config) {
-	dense := o.size(0, "first_k_dense_replace")
+	dense := o.count(0, "first_k_dense_replace")
 	kinds := o.list(c.Layers, []string{"mlp_layer_types"}, "dense", "sparse")
 	c.SparseMLP = make([]bool, min(c.Layers, maxLayers))
 	for i := range c.SparseMLP {
@@ -95,13 +110,13 @@ func glmPerLayer(o *object, c *Config) {
 	}
 	o.list(c.Layers, []string{"layer_types"}, "deepseek_sparse_attention")
 
-	c.IndexHeads = o.size(-1, "index_n_heads")
-	c.IndexDim = o.size(-1, "index_head_dim")
-	c.IndexTopK = o.size(-1, "index_topk")
+	c.IndexHeads = o.size("index_n_heads")
+	c.IndexDim = o.size("index_head_dim")
+	c.IndexTopK = o.size("index_topk")
 	c.IndexRopeInterleave = o.flag(true, "indexer_rope_interleave")
 	o.only("index_share_for_mtp_iteration", true, false) // concerns the MTP block only
-	freq := max(o.size(1, "index_topk_freq"), 1)
-	offset := o.size(2, "index_skip_topk_offset")
+	freq := max(o.count(1, "index_topk_freq"), 1)
+	offset := o.count(2, "index_skip_topk_offset")
 	pattern := o.text("index_topk_pattern") // "FSSF…"
 	types := o.list(c.Layers, []string{"indexer_types"}, "full", "shared")
 	if pattern != "" && len(pattern) != c.Layers {
@@ -119,23 +134,14 @@ func glmPerLayer(o *object, c *Config) {
 			c.SharedIndexer[i] = max(i-offset+1, 0)%freq != 0
 		}
 	}
-	if len(c.SharedIndexer) > 0 && c.SharedIndexer[0] {
-		o.fail(format.ErrCorrupt, "indexer_types[0]", "shared", "full: the first layer has no selection to share")
-	}
-	if c.Layers > maxLayers {
-		o.fail(format.ErrCorrupt, "num_hidden_layers", fmt.Sprint(c.Layers), fmt.Sprintf("at most %d", maxLayers))
-		c.Layers = maxLayers
-	}
-	if c.Experts > maxExperts || c.MTPLayers > 16 {
-		o.fail(format.ErrCorrupt, "n_routed_experts, num_nextn_predict_layers", fmt.Sprintf("%d, %d", c.Experts, c.MTPLayers), fmt.Sprintf("at most %d, 16", maxExperts))
-		c.Experts, c.MTPLayers = 1, 0
-	}
 }
 
-// Bounds that keep a hostile config from costing memory.
+// Bounds that keep a hostile config from costing memory; GLM-5.2 has 79 layers
+// and 20,224 experts.
 const (
 	maxLayers  = 4096
-	maxExperts = 65536
+	maxMTP     = 16
+	maxExperts = 1 << 18
 )
 
 func glmTensors(c *Config) []quantize.Want {
