@@ -165,6 +165,17 @@ func (b *Backend) Alloc(rows, width int, elem runtime.Elem) (runtime.Vec, error)
 	return vec, nil
 }
 
+// Free implements runtime.Backend; commands that still run finish first.
+func (b *Backend) Free(v runtime.Vec) {
+	if v.ID >= len(b.vecs) || b.vecs[v.ID] == nil {
+		return
+	}
+	_ = b.wait(0) // an error of the commands is the next caller's to see
+	b.release(b.vecs[v.ID])
+	b.vecs[v.ID] = nil
+	b.cpu.Free(v)
+}
+
 // Run implements runtime.Backend. The commands may still be running when it
 // returns; Read waits for them.
 func (b *Backend) Run(cmds []runtime.Cmd, batch runtime.Batch) error {

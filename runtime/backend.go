@@ -6,7 +6,7 @@ import (
 )
 
 // Backend executes commands on one device. All backends give the same bits
-// (docs/arithmetic.md).
+// (docs/arithmetic.md). It is for one goroutine at a time.
 type Backend interface {
 	Name() string
 	// Supports says why op cannot run with a matrix of this format and shape;
@@ -16,6 +16,8 @@ type Backend interface {
 	Load(m quantize.Matrix) (Weight, error)
 	// Alloc gives a zeroed buffer.
 	Alloc(rows, width int, elem Elem) (Vec, error)
+	// Free gives a buffer back; nothing may use it afterwards.
+	Free(v Vec)
 	// Run executes the commands in order for the tokens of b.
 	Run(cmds []Cmd, b Batch) error
 	// Read copies a row of a float buffer to dst.

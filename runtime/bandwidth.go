@@ -47,5 +47,6 @@ func (m *Model) BytesPerToken(position int) int64 {
 			n += size
 		}
 	}
-	return n + int64(c.Layers)*int64(position)*int64(c.KVLoRA+c.Rope)*4
+	latents, keys := c.CacheBytes(position, m.hasIndexer())
+	return n + latents + keys
 }

@@ -18,6 +18,7 @@ type Builder struct {
 	layer      int
 	cmds       []Cmd
 	temps      map[string]Vec
+	vecs       []Vec // all that were allocated
 	caches     int64 // bytes
 	err        error
 
@@ -56,7 +57,9 @@ func (b *Builder) alloc(rows, width int, elem Elem) Vec {
 	v, err := b.be.Alloc(rows, width, elem)
 	if err != nil {
 		b.err = err
+		return v
 	}
+	b.vecs = append(b.vecs, v)
 	return v
 }
 
@@ -146,6 +149,7 @@ type program struct {
 	logits     View // [headRows, vocab]
 	headRows   int
 	cacheBytes int64
+	vecs       []Vec
 }
 
 // headRows bounds the logits held at a time: a row of a large vocabulary is
@@ -167,6 +171,6 @@ func build(m *Model, ctx, rows int) (*program, error) {
 	b.cmds, b.rows = nil, p.headRows
 	h := b.norm("model.norm.weight", "final", b.x.All().At(BaseRow))
 	p.logits = b.linear(StageHead, h.All(), out{"lm_head.weight", "logits"})[0].All()
-	p.head, p.cacheBytes = b.cmds, b.caches
+	p.head, p.cacheBytes, p.vecs = b.cmds, b.caches, b.vecs
 	return p, b.err
 }

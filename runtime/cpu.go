@@ -117,6 +117,13 @@ func (c *CPU) Alloc(rows, width int, elem Elem) (Vec, error) {
 	return v, nil
 }
 
+// Free implements Backend.
+func (c *CPU) Free(v Vec) {
+	if v.ID < len(c.floats) {
+		c.floats[v.ID], c.ints[v.ID] = nil, nil
+	}
+}
+
 // Read implements Backend.
 func (c *CPU) Read(v View, row int, dst []float32) error {
 	copy(dst, c.floats[v.ID][row*v.Width+v.Off:][:v.N])

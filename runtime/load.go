@@ -120,9 +120,14 @@ func (m *Model) loadTokenizer() error {
 		return err
 	}
 	if data != nil {
-		if m.Tokenizer, err = LoadTokenizer(data, settings); err != nil {
+		m.Tokenizer, err = LoadTokenizer(data, settings)
+		if errors.Is(err, format.ErrUnsupported) {
+			m.Warnings = append(m.Warnings, "only token ids can be run: "+err.Error())
+		} else if err != nil {
 			return err
 		}
+	}
+	if m.Tokenizer != nil {
 		if n := m.Tokenizer.VocabSize(); n > m.Config.VocabSize {
 			return &format.Error{Kind: format.ErrCorrupt, Path: "tokenizer.json", What: "token ids beyond the embedding",
 				Found: fmt.Sprintf("ids up to %d", n-1), Wanted: fmt.Sprintf("fewer than vocab_size, %d", m.Config.VocabSize)}

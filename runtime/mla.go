@@ -75,3 +75,16 @@ func (b *Builder) indexer(prefix string, q, k, w Vec) {
 	b.do(StageIndexer, Index{Q: qr.All(), HeadWeight: w.All(), Keys: keys, Heads: c.IndexHeads, Dim: c.IndexDim,
 		Scale: float32(1 / math.Sqrt(float64(c.IndexDim))), HeadScale: float32(1 / math.Sqrt(float64(c.IndexHeads))), Select: sel})
 }
+
+// CacheBytes is the memory of a session's caches for ctx positions: the latents
+// of every layer and, where a selection can matter and the weights have the
+// indexer, its keys.
+func (c *Config) CacheBytes(ctx int, indexer bool) (latents, keys int64) {
+	latents = 4 * int64(ctx) * int64(c.Layers) * int64(c.KVLoRA+c.Rope)
+	for _, shared := range c.SharedIndexer {
+		if indexer && ctx > c.IndexTopK && !shared {
+			keys += 4 * int64(ctx) * int64(c.IndexDim)
+		}
+	}
+	return latents, keys
+}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"hawkmoth/format"
@@ -323,5 +325,47 @@ func TestNoAllocationPerToken(t *testing.T) {
 	step()
 	if n := testing.AllocsPerRun(50, step); n != 0 {
 		t.Errorf("%v allocations a token", n)
+	}
+}
+
+// TestClosedSessionFreesItsBuffers: what a session allocated is given back, and
+// other sessions of the model go on.
+func TestClosedSessionFreesItsBuffers(t *testing.T) {
+	m := load(t, fixtures.Path(t, "glm_moe_dsa"), 1)
+	live := func() (n int) {
+		be := m.be.(*CPU)
+		for i := range be.floats {
+			if be.floats[i] != nil || be.ints[i] != nil {
+				n++
+			}
+		}
+		return n
+	}
+	keep := session(t, m, 16, 0)
+	before := live()
+	s := session(t, m, 16, 0)
+	if live() <= before {
+		t.Fatal("a session allocated nothing")
+	}
+	s.Close()
+	s.Close()
+	if n := live(); n != before {
+		t.Errorf("%d buffers are left, %d before the session", n, before)
+	}
+	if _, err := keep.Sync(context.Background(), []int32{1, 2, 3}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestContextBeyondMemory: a cache that cannot be had is an error with both
+// numbers, not the end of the process.
+func TestContextBeyondMemory(t *testing.T) {
+	if availableMemory() == 0 {
+		t.Skip("SKIPPED: the system does not tell its memory")
+	}
+	m := load(t, fixtures.Path(t, "glm_moe_dsa"), 1)
+	m.Config.MaxPositions = 1 << 40
+	if _, err := m.NewSession(1<<40, 0); !errors.Is(err, format.ErrUsage) || !strings.Contains(err.Error(), "does not fit into memory") {
+		t.Errorf("got %v", err)
 	}
 }

@@ -42,11 +42,29 @@ func (m *Model) NewSession(ctx, chunk int) (*Session, error) {
 		chunk = DefaultChunk
 	}
 	chunk = min(chunk, ctx)
+	latents, keys := m.Config.CacheBytes(ctx, m.hasIndexer())
+	if need, have := latents+keys, availableMemory(); have > 0 && need > have {
+		return nil, &format.Error{Kind: format.ErrUsage, What: fmt.Sprintf("the cache of %d tokens does not fit into memory; see --ctx-size", ctx),
+			Found: fmt.Sprintf("%d bytes available", have), Wanted: fmt.Sprintf("%d bytes", need)}
+	}
 	p, err := build(m, ctx, chunk)
 	if err != nil {
+		p.free(m.be)
 		return nil, err
 	}
 	return &Session{m: m, p: p, ctx: ctx, chunk: chunk, tokens: make([]int32, 0, ctx), forward: make([]time.Duration, 0, ctx)}, nil
+}
+
+// Close gives the session's buffers back.
+func (s *Session) Close() {
+	s.p.free(s.m.be)
+	s.p.vecs = nil
+}
+
+func (p *program) free(be Backend) {
+	for _, v := range p.vecs {
+		be.Free(v)
+	}
 }
 
 // Tokens is the timeline so far; the caller must not change it.
@@ -63,6 +81,9 @@ func (s *Session) CacheBytes() int64 { return s.p.cacheBytes }
 func (s *Session) Sync(ctx context.Context, tokens []int32) ([]float32, error) {
 	if len(tokens) == 0 {
 		return nil, &format.Error{Kind: format.ErrUsage, What: "no tokens to run"}
+	}
+	if err := s.check(0, tokens); err != nil {
+		return nil, err
 	}
 	same := 0
 	for same < len(tokens) && same < len(s.tokens) && tokens[same] == s.tokens[same] {
@@ -100,7 +121,7 @@ func (s *Session) Logits() []float32 {
 // last ones are computed. A cancelled context stops between chunks; the
 // timeline then holds the chunks that are done.
 func (s *Session) Append(ctx context.Context, tokens []int32, each func(i int, logits []float32) error) error {
-	if err := s.check(tokens); err != nil {
+	if err := s.check(len(s.tokens), tokens); err != nil {
 		return err
 	}
 	for first := 0; first < len(tokens); first += s.chunk {
@@ -179,9 +200,10 @@ func (s *Session) finite(position int) error {
 	return nil
 }
 
-// check refuses what cannot be run before anything is.
-func (s *Session) check(tokens []int32) error {
-	if n := len(s.tokens) + len(tokens); n > s.ctx {
+// check refuses, before anything is run or forgotten, tokens that cannot follow
+// the first n of a timeline.
+func (s *Session) check(n int, tokens []int32) error {
+	if n += len(tokens); n > s.ctx {
 		return &format.Error{Kind: format.ErrUsage, What: "the context is too small",
 			Found: fmt.Sprintf("%d tokens", n), Wanted: fmt.Sprintf("at most %d; see --ctx-size", s.ctx)}
 	}

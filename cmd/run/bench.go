@@ -156,6 +156,7 @@ func benchOnce(cmd *cobra.Command, m *runtime.Model, f *benchFlags, t benchTest)
 	if err != nil {
 		return 0, err
 	}
+	defer s.Close()
 	token := func(i int) int32 { return int32((i*7919 + 17) % m.Config.VocabSize) }
 	ids := func(n int) []int32 {
 		list := make([]int32, n)

@@ -59,14 +59,7 @@ func (r *Report) AddMemory(context int, budget int64) error {
 	}
 	m := &Memory{Context: context, Budget: budget}
 	sizes := r.expertSizes(m)
-	m.KVCache = int64(c.Layers) * int64(context) * int64(c.KVLoRA+c.Rope) * 4
-	if r.Indexer.State == "present" && context > c.IndexTopK {
-		for _, shared := range c.SharedIndexer {
-			if !shared {
-				m.IndexerCache += int64(context) * int64(c.IndexDim) * 4
-			}
-		}
-	}
+	m.KVCache, m.IndexerCache = c.CacheBytes(context, r.Indexer.State == "present")
 	m.Buffers = r.buffers(min(context, runtime.DefaultChunk))
 	base := m.Resident + m.KVCache + m.IndexerCache + m.Buffers
 	m.Whole = base + m.ExpertBytes
