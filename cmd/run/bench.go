@@ -21,7 +21,7 @@ type benchRow struct {
 	Model   string  `json:"model"`
 	Test    string  `json:"test"` // pp512, tg128, tg128@d4096
 	Backend string  `json:"backend"`
-	Threads int     `json:"threads"`
+	Placed  string  `json:"placement"`
 	Rate    float64 `json:"tokens_per_second"`
 	SD      float64 `json:"sd"`
 	Bytes   int64   `json:"bytes_per_token"` // of weights and cache that a token has to read; 0 for prompts
@@ -122,7 +122,10 @@ func bench(cmd *cobra.Command, dirs []string, f *benchFlags) (err error) {
 		defer func() { err = errors.Join(err, m.Close()) }()
 		models = append(models, m)
 	}
-	r := &benchReport{ReadGBs: runtime.ReadBandwidth(threadsOf(models[0])) / 1e9}
+	r := &benchReport{}
+	if r.ReadGBs, err = f.placed[0].bandwidth(); err != nil {
+		return err
+	}
 	for _, t := range tests {
 		rates := make([][]float64, len(models))
 		for run := range f.repeat + 1 {
@@ -138,7 +141,7 @@ func bench(cmd *cobra.Command, dirs []string, f *benchFlags) (err error) {
 		}
 		for i, m := range models {
 			mean, sd := meanSD(rates[i])
-			row := benchRow{Model: dirs[i], Test: t.String(), Backend: m.Backend().Name(), Threads: threadsOf(m), Rate: mean, SD: sd}
+			row := benchRow{Model: dirs[i], Test: t.String(), Backend: f.placed[i].name, Placed: f.placed[i].layers(), Rate: mean, SD: sd}
 			if t.generate > 0 {
 				row.Bytes = m.BytesPerToken(t.depth + t.generate/2)
 				row.GBs = float64(row.Bytes) * mean / 1e9
@@ -201,13 +204,13 @@ func meanSD(v []float64) (mean, sd float64) {
 
 func benchMarkdown(w io.Writer, r *benchReport) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "| model | test | backend | threads | tok/s | weights+cache read | of %.1f GB/s |\n|---|---|---|--:|--:|--:|--:|\n", r.ReadGBs)
+	fmt.Fprintf(&b, "| model | test | backend | placement | tok/s | weights+cache read | of %.1f GB/s |\n|---|---|---|---|--:|--:|--:|\n", r.ReadGBs)
 	for _, row := range r.Rows {
 		gbs, share := "", ""
 		if row.Bytes > 0 {
 			gbs, share = fmt.Sprintf("%.1f GB/s", row.GBs), fmt.Sprintf("%.0f %%", 100*row.Share)
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %d | %.2f ± %.2f | %s | %s |\n", row.Model, row.Test, row.Backend, row.Threads, row.Rate, row.SD, gbs, share)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %.2f ± %.2f | %s | %s |\n", row.Model, row.Test, row.Backend, row.Placed, row.Rate, row.SD, gbs, share)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -216,9 +219,9 @@ func benchMarkdown(w io.Writer, r *benchReport) error {
 func benchCSV(w io.Writer, r *benchReport) error {
 	c := csv.NewWriter(w)
 	number := func(x float64) string { return strconv.FormatFloat(x, 'f', 3, 64) }
-	rows := [][]string{{"model", "test", "backend", "threads", "tokens_per_second", "sd", "bytes_per_token", "gb_per_second", "read_gb_per_second"}}
+	rows := [][]string{{"model", "test", "backend", "placement", "tokens_per_second", "sd", "bytes_per_token", "gb_per_second", "read_gb_per_second"}}
 	for _, row := range r.Rows {
-		rows = append(rows, []string{row.Model, row.Test, row.Backend, strconv.Itoa(row.Threads), number(row.Rate), number(row.SD),
+		rows = append(rows, []string{row.Model, row.Test, row.Backend, row.Placed, number(row.Rate), number(row.SD),
 			strconv.FormatInt(row.Bytes, 10), number(row.GBs), number(r.ReadGBs)})
 	}
 	return c.WriteAll(rows)

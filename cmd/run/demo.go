@@ -134,7 +134,8 @@ func demoInspect(out io.Writer, container string) (err error) {
 }
 
 func demoRun(cmd *cobra.Command, out io.Writer, container string) (err error) {
-	m, err := runtime.Load(container, runtime.NewCPU(0))
+	cpu := runtime.NewCPU(0)
+	m, err := runtime.Load(container, cpu)
 	if err != nil {
 		return err
 	}
@@ -150,6 +151,6 @@ func demoRun(cmd *cobra.Command, out io.Writer, container string) (err error) {
 	}
 	fmt.Fprintf(out, "  %s", cli.Paint(cmd, out, cli.Bold, demoPrompt))
 	var g generateFlags
-	g.max = demoTokens
+	g.max, g.placed = demoTokens, []*placement{{cpu: cpu, name: cpu.Name()}}
 	return g.stream(cmd, m, sess, sampler, ids, &summary{})
 }

@@ -81,7 +81,8 @@ type summary struct {
 	PeakBytes       int64         `json:"peak_bytes"`
 	CacheBytes      int64         `json:"cache_bytes"`
 	Backend         string        `json:"backend"`
-	Threads         int           `json:"threads"`
+	Device          string        `json:"device,omitempty"` // of a GPU
+	Layers          string        `json:"placement"`        // "78/78 layers" on a GPU, "2 threads" on the CPU
 }
 
 func rate(n int, seconds float64) string {
@@ -92,8 +93,8 @@ func rate(n int, seconds float64) string {
 }
 
 func (s *summary) String() string {
-	text := fmt.Sprintf("prompt: %s · generation: %s · %s · peak %s · backend %s (%d threads)", rate(s.PromptTokens, s.PromptSeconds),
-		rate(s.GeneratedTokens, s.GenerateSeconds), s.Ended, cli.Bytes(s.PeakBytes), s.Backend, s.Threads)
+	text := fmt.Sprintf("prompt: %s · generation: %s · %s · peak %s · backend %s (%s)", rate(s.PromptTokens, s.PromptSeconds),
+		rate(s.GeneratedTokens, s.GenerateSeconds), s.Ended, cli.Bytes(s.PeakBytes), s.Backend, s.Layers)
 	if s.Seed != nil {
 		text += fmt.Sprintf(" · seed %d", *s.Seed)
 	}
@@ -178,7 +179,11 @@ func (g *generateFlags) stream(cmd *cobra.Command, m *runtime.Model, sess *runti
 	}
 	s.PromptTokens, s.PromptSeconds, s.GenerateSeconds = len(ids), first.Sub(start).Seconds(), time.Since(first).Seconds()
 	s.Ended, s.PeakBytes, s.CacheBytes = ended, cli.PeakMemory(), sess.CacheBytes()
-	s.Backend, s.Threads = m.Backend().Name(), threadsOf(m)
+	at := g.placed[len(g.placed)-1]
+	s.Backend, s.Layers = at.name, at.layers()
+	if at.gpu != nil {
+		s.Device = at.gpu.Name()
+	}
 	if err != nil {
 		s.Ended = "stopped"
 		if s.GeneratedTokens > 0 {
@@ -188,7 +193,7 @@ func (g *generateFlags) stream(cmd *cobra.Command, m *runtime.Model, sess *runti
 	}
 	var p *profiled
 	if g.prof {
-		p = profileOf(m, sess)
+		p = profileOf(at, sess)
 	}
 	if asJSON {
 		return cli.PrintJSON(cmd, event{Event: "end", Text: stream.Flush(), Summary: s, Profile: p})
@@ -198,11 +203,4 @@ func (g *generateFlags) stream(cmd *cobra.Command, m *runtime.Model, sess *runti
 		return p.print(cmd)
 	}
 	return nil
-}
-
-func threadsOf(m *runtime.Model) int {
-	if c, ok := m.Backend().(*runtime.CPU); ok {
-		return c.Threads()
-	}
-	return 0
 }

@@ -2,12 +2,15 @@
 package main
 
 import (
+	"errors"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"hawkmoth/cmd/internal/cli"
 	"hawkmoth/format"
+	"hawkmoth/metal"
 	"hawkmoth/runtime"
 )
 
@@ -27,9 +30,21 @@ func command() *cobra.Command {
 	root := cli.New("run DIR", "Run a model", runLong)
 	root.Example = runExamples
 	var g generateFlags
-	root.Args = cli.Args("DIR")
-	root.RunE = func(cmd *cobra.Command, args []string) error { return generate(cmd, args[0], &g) }
+	var list bool
+	root.Args = func(cmd *cobra.Command, args []string) error {
+		if list {
+			return cli.Args()(cmd, args)
+		}
+		return cli.Args("DIR")(cmd, args)
+	}
+	root.RunE = func(cmd *cobra.Command, args []string) error {
+		if list {
+			return listDevices(cmd)
+		}
+		return generate(cmd, args[0], &g)
+	}
 	g.register(root)
+	root.Flags().BoolVar(&list, "list-devices", false, "print the devices, whether they can be used and why not")
 	root.AddCommand(pplCommand(), logitsCommand(), demoCommand(), benchCommand())
 	return root
 }
@@ -39,8 +54,15 @@ type modelFlags struct {
 	threads    int
 	ctx, chunk int
 	backend    string
+	device     int
+	disable    []string
+	residency  string
 	requireGPU bool
 	overlays   []string
+
+	limits metal.Limits // of the GPU that open found
+	off    []string     // what is disabled on it
+	placed []*placement // of the models that load opened, in order
 }
 
 func (f *modelFlags) register(cmd *cobra.Command) {
@@ -48,25 +70,34 @@ func (f *modelFlags) register(cmd *cobra.Command) {
 	fl.IntVarP(&f.threads, "threads", "t", 0, "threads; 0 = one a processor")
 	fl.IntVarP(&f.ctx, "ctx-size", "c", 0, "tokens that fit into the context; 0 = as many as needed, up to the model's limit")
 	fl.IntVar(&f.chunk, "chunk", 0, "prompt tokens processed at a time; changes memory and speed, never the result (0 = 256)")
-	fl.StringVar(&f.backend, "backend", "auto", "auto or cpu")
+	fl.StringVar(&f.backend, "backend", "auto", "auto (a GPU if there is one, else the CPU), cpu, metal, cuda or emulator")
+	fl.IntVar(&f.device, "device", 0, "index of the GPU, see --list-devices")
+	fl.StringSliceVar(&f.disable, "disable", nil, "for finding faults and measuring: "+strings.Join(metal.Switches, ", ")+"; changes speed, never the result")
+	fl.StringVar(&f.residency, "residency", "on", "on or off: have the system keep the weights wired for the GPU (macOS 15)")
 	fl.BoolVar(&f.requireGPU, "require-gpu", false, "fail with exit code 3 if anything would not run on a GPU")
 	fl.StringArrayVar(&f.overlays, "overlay", nil, "directory whose tensors replace those of DIR (repeatable, the last wins)")
 }
 
 // load opens the model and prints what is special about it.
 func (f *modelFlags) load(cmd *cobra.Command, dir string) (*runtime.Model, error) {
-	switch {
-	case f.backend != "auto" && f.backend != "cpu":
-		return nil, &format.Error{Kind: format.ErrUnsupported, What: "no such backend in this build", Found: f.backend, Wanted: "auto or cpu"}
-	case f.requireGPU:
-		return nil, &format.Error{Kind: format.ErrUnsupported, What: "--require-gpu: this build has no GPU backend, every layer would run on the CPU"}
-	case f.threads < 0:
+	if f.threads < 0 {
 		return nil, cli.Usagef("--threads must not be negative")
 	}
-	m, err := runtime.Load(dir, runtime.NewCPU(f.threads), f.overlays...)
+	if f.residency != "on" && f.residency != "off" {
+		return nil, cli.Usagef("--residency must be on or off, not %q", f.residency)
+	}
+	p, err := f.open(cmd)
 	if err != nil {
 		return nil, err
 	}
+	m, err := runtime.Load(dir, p.backend(), f.overlays...)
+	if err != nil {
+		return nil, errors.Join(err, p.backend().Close())
+	}
+	if err := f.place(cmd, m, p, dir); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	f.placed = append(f.placed, p)
 	for _, w := range m.Warnings {
 		cli.Warn(cmd, "%s", w)
 	}
