@@ -32,6 +32,7 @@ var arrows = map[string][]string{
 	"cmd/run":             {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl", "cmd/internal/cli", "cmd/internal/report", "internal/fixtures"},
 	"internal/fixtures":   {},
 	"internal/msl":        {},
+	"benchmarks/mkrandom": {"format", "quantize", "runtime/kernel", "runtime"},
 	"internal/genptx":     {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl"},
 }
 

@@ -2,6 +2,7 @@
 # The GPU tests on a machine with an NVIDIA driver and neither Go nor a compiler.
 #   benchmarks/h200.sh build      here: test binaries, with the PTX in them, into build/h200
 #   benchmarks/h200.sh test OUT   there: every test, log into OUT
+#   benchmarks/h200.sh speed OUT  there: kernels and whole models of random weights, CSV into OUT
 #   benchmarks/h200.sh sanitize OUT [REGEXP]   there: compute-sanitizer's four tools over the tests that REGEXP names
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,7 +12,7 @@ build)
 	mkdir -p "$bin"
 	go generate ./metal
 	CGO_ENABLED=0 go test -c -trimpath -ldflags "-s -w" -o "$bin/metal.test" ./metal
-	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/" ./cmd/run ./cmd/convert ./cmd/inspect
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$bin/" ./cmd/run ./benchmarks/mkrandom
 	git rev-parse HEAD >"$bin/commit"
 	ls -l "$bin"
 	;;
@@ -24,6 +25,17 @@ test)
 	cd metal
 	"$bin/metal.test" -test.v -test.timeout 8m 2>&1 | tee "$out/test.log" | grep -E '^(---|    ---|ok|FAIL|PASS|panic)|GB/s|SKIPPED' || true
 	! grep -qE '^(FAIL|panic)' "$out/test.log"
+	;;
+speed)
+	out=$2
+	(cd metal && "$bin/metal.test" -test.run '^$' -test.bench 'MatMul|Attention|Launch' -test.benchtime 1x -test.timeout 5m) | tee "$out/kernels.txt"
+	work=$(mktemp -d)
+	for m in "bench int4-grouped/64" "bench int8-row" "glm52x2 int4-grouped/64"; do
+		read -r preset format <<<"$m"
+		dir=$work/$preset-${format%%/*}
+		"$bin/mkrandom" -preset "$preset" -format "$format" "$dir"
+		"$bin/run" bench "$dir" --backend cuda --require-gpu -p 512 -n 64 -d 0,4096 -r 3 --chunk 512 -o csv -q | tee "$out/$preset-${format%%/*}.csv"
+	done
 	;;
 sanitize)
 	out=$2 only=${3-TestCUDADevice}

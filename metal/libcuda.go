@@ -39,6 +39,9 @@ var libcudaPaths = []string{"libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so.
 var libcuda = sync.OnceValues(func() (*cudaLib, error) { return loadCUDA(libcudaPaths...) })
 
 func loadCUDA(paths ...string) (*cudaLib, error) {
+	// The loader keeps the reason of a failure for each thread.
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
 	var h uintptr
 	var first error
 	for _, p := range paths {
