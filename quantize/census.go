@@ -85,6 +85,18 @@ func (c *Census) MissingError(snap *format.Snapshot) error {
 	return &format.Error{Kind: format.ErrIncomplete, Path: snap.Dir, What: what}
 }
 
+// Indexer says whether the layers have their indexers; some of their tensors
+// alone are format.ErrIncomplete.
+func (c *Census) Indexer(snap *format.Snapshot) (present bool, err error) {
+	found := 0
+	for _, f := range c.Found {
+		if f.InIndexer() && !f.MTP {
+			found++
+		}
+	}
+	return found > 0, IndexerProblem(snap.Dir, found, c.Absent)
+}
+
 // find looks one tensor up, as a pair of codes and scales or as OpenSource
 // does; a nil Tensor means that it is not there.
 func find(snap *format.Snapshot, w Want) (Found, error) {

@@ -141,7 +141,7 @@ func (p *Plan) LeftOut() (parts, names []string) {
 		switch {
 		case w.MTP:
 			part = "MTP block"
-		case w.indexer():
+		case w.InIndexer():
 			part = Indexer.String()
 		}
 		count[part]++

@@ -122,6 +122,7 @@ func NewPlan(snap *format.Snapshot, wants []Want, recipe *Recipe, opts PlanOptio
 	p.ambiguous()
 	p.sizes()
 	p.mtp(wants)
+	p.indexer(wants)
 	p.requantised()
 	p.files()
 	if err := p.problems.Err(); err != nil {
@@ -444,7 +445,7 @@ func (p *planner) mtp(wants []Want) {
 	var absent []string
 	present := 0
 	for _, w := range wants {
-		if c, _ := p.Recipe.Choose(w); !w.MTP || c.Drop || w.Role == Embed || w.Role == Head || w.Role == Indexer {
+		if c, _ := p.Recipe.Choose(w); !w.MTP || c.Drop || w.Role == Embed || w.Role == Head || w.InIndexer() {
 			continue
 		}
 		if sourceOf(p.snap, w) == nil {
@@ -460,6 +461,28 @@ func (p *planner) mtp(wants []Want) {
 		p.warn("the MTP block is incomplete and of no use: missing %s", strings.Join(Collapse(absent), ", "))
 	}
 	p.lowMTP()
+}
+
+// indexer refuses a part of the indexers and says when there are none.
+func (p *planner) indexer(wants []Want) {
+	var absent []Want
+	found := 0
+	for _, w := range wants {
+		if c, _ := p.Recipe.Choose(w); c.Drop || w.MTP || !w.InIndexer() {
+			continue
+		}
+		if sourceOf(p.snap, w) == nil {
+			absent = append(absent, w)
+		} else {
+			found++
+		}
+	}
+	if err := IndexerProblem(p.snap.Dir, found, absent); err != nil {
+		p.problems = append(p.problems, err)
+	}
+	if found == 0 && len(absent) > 0 {
+		p.warn("the checkpoint has no indexer: the container's attention will be dense")
+	}
 }
 
 // lowMTP warns of one scale a row at few bits in the MTP block.

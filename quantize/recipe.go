@@ -418,7 +418,7 @@ func (r *Recipe) projection(name string) **Choice {
 
 // Choose is what becomes of a tensor, and which override decided it, if any.
 func (r *Recipe) Choose(w Want) (Choice, *Override) {
-	indexer := w.indexer()
+	indexer := w.InIndexer()
 	c := r.Roles[w.Role]
 	switch {
 	case indexer && r.Roles[Indexer].Drop, w.MTP && r.MTP.Drop:
@@ -450,9 +450,6 @@ func (r *Recipe) Choose(w Want) (Choice, *Override) {
 	}
 	return c, nil
 }
-
-// indexer says whether the tensor is a part of an indexer, such as its norm.
-func (w Want) indexer() bool { return w.Role == Indexer || strings.Contains(w.Name, ".indexer.") }
 
 // exact says whether the tensor is kept as plain floats whatever is asked for.
 func (w Want) exact() bool { return !w.Matrix() || slices.Contains(exactRoles, w.Role) }

@@ -47,6 +47,6 @@ func (m *Model) BytesPerToken(position int) int64 {
 			n += size
 		}
 	}
-	latents, keys := c.CacheBytes(position, m.hasIndexer())
+	latents, keys := c.CacheBytes(position, m.indexer)
 	return n + latents + keys
 }

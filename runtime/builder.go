@@ -160,7 +160,7 @@ const headRows = 32
 // batches of rows tokens.
 func build(m *Model, ctx, rows int) (*program, error) {
 	c := m.Config
-	b := &Builder{cfg: c, be: m.be, bind: m.bind, hasIndexer: m.hasIndexer(), ctx: ctx, rows: rows, layer: -1, temps: map[string]Vec{}}
+	b := &Builder{cfg: c, be: m.be, bind: m.bind, hasIndexer: m.indexer, ctx: ctx, rows: rows, layer: -1, temps: map[string]Vec{}}
 	b.x = b.temp("x", c.Hidden)
 	b.do(StageEmbed, Embed{W: b.weight("model.embed_tokens.weight"), Y: b.x.All()})
 	for b.layer = range c.Layers {

@@ -23,6 +23,7 @@ type Model struct {
 
 	be      Backend
 	weights map[string]Weight
+	indexer bool // the layers have their indexers
 }
 
 // Load opens a snapshot directory, holds it against its architecture and binds
@@ -56,6 +57,9 @@ func (m *Model) load() error {
 	census, problems := quantize.TakeCensus(m.Snapshot, wants)
 	m.Census = census
 	if err := census.MissingError(m.Snapshot); err != nil {
+		problems = append(problems, err)
+	}
+	if m.indexer, err = census.Indexer(m.Snapshot); err != nil {
 		problems = append(problems, err)
 	}
 	problems = append(problems, m.unsupported()...)
@@ -152,13 +156,8 @@ func (m *Model) loadTokenizer() error {
 	return nil
 }
 
-// hasIndexer says whether every full layer's indexer is there.
-func (m *Model) hasIndexer() bool {
-	return !slices.ContainsFunc(m.Census.Absent, func(w quantize.Want) bool { return w.Role == quantize.Indexer })
-}
-
 func (m *Model) warn() {
-	if !m.hasIndexer() {
+	if !m.indexer {
 		m.Warnings = append(m.Warnings, fmt.Sprintf("no indexer weights: attention is dense; beyond %d tokens that is not the model as trained", m.Config.IndexTopK))
 	}
 	if m.Config.Tied && m.weights["lm_head.weight"] != nil {

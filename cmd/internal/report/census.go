@@ -28,6 +28,9 @@ func (r *Report) takeCensus() {
 	}
 	var problems format.Problems
 	r.census, problems = quantize.TakeCensus(r.snap, r.wants)
+	if _, err := r.census.Indexer(r.snap); err != nil {
+		problems = append(problems, err)
+	}
 	r.completeness(problems)
 	r.unsupported()
 	r.sizes()
@@ -37,7 +40,7 @@ func (r *Report) takeCensus() {
 		r.MTP.State = "damaged"
 		r.MTP.Wrong = append(r.MTP.Wrong, err.Error())
 	}
-	r.Indexer = r.block(func(w quantize.Want) bool { return !w.MTP && inIndexer(w) })
+	r.Indexer = r.block(func(w quantize.Want) bool { return !w.MTP && w.InIndexer() })
 	r.warnBlocks()
 	r.warnExtra()
 }
@@ -45,12 +48,7 @@ func (r *Report) takeCensus() {
 // sharedWithModel says whether an MTP block runs without the tensor, taking
 // the main model's or, for the indexer, doing without.
 func sharedWithModel(w quantize.Want) bool {
-	return w.Role == quantize.Embed || w.Role == quantize.Head || inIndexer(w)
-}
-
-// inIndexer includes the norm of the indexer's keys.
-func inIndexer(w quantize.Want) bool {
-	return w.Role == quantize.Indexer || strings.Contains(w.Name, ".indexer.")
+	return w.Role == quantize.Embed || w.Role == quantize.Head || w.InIndexer()
 }
 
 // held says whether some tensor of the snapshot is or contains a wanted one.
@@ -380,8 +378,6 @@ func (r *Report) warnBlocks() {
 	switch r.Indexer.State {
 	case "absent":
 		warn("no indexer weights: attention is dense; beyond %d tokens that is not the model as trained", r.config.IndexTopK)
-	case "partial":
-		warn("the indexer is incomplete, so attention is dense; beyond %d tokens that is not the model as trained: missing %s", r.config.IndexTopK, strings.Join(r.Indexer.Missing, ", "))
 	}
 	if r.config.Tied && !r.headIsEmbed() {
 		warn("tie_word_embeddings is true, yet lm_head.weight is there: it is used")

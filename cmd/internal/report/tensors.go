@@ -172,7 +172,7 @@ func (r *Report) AddLayers() error {
 	for _, w := range r.wants {
 		k, f := key{w.Layer, w.Role}, found[w.Name]
 		gone := f == nil && w.Optional && !r.held(w)
-		if gone && inIndexer(w) { // the norm of its keys, too
+		if gone && w.InIndexer() { // the norm of its keys, too
 			k.role = quantize.Indexer
 		}
 		c, l := cells[k], layers[w.Layer]
