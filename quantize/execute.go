@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
@@ -368,7 +370,11 @@ func (c *converter) encode(m Matrix, b block) error {
 			return err
 		}
 		if m.S == nil {
-			sound = sound && finite(maxAbs(part))
+			top := maxAbs(part)
+			sound = sound && finite(top)
+			if limit := plainLimits[m.Format]; limit > 0 && top >= limit && finite(top) {
+				return s.tooLarge(part, b.row+row, limit, m.Format)
+			}
 		}
 		codec.Encode(m, row, n, part)
 	}
@@ -376,6 +382,16 @@ func (c *converter) encode(m Matrix, b block) error {
 		return s.notFinite(&c.source)
 	}
 	return nil
+}
+
+// plainLimits are the values that round to infinity in a plain format: the
+// largest finite number and half a step.
+var plainLimits = map[format.ID]float32{format.F16: 65520, format.BF16: math.Float32frombits(0x7f7f8000)}
+
+// tooLarge names the first value of rows from row on that a format cannot hold.
+func (s *Source) tooLarge(w []float32, row int, limit float32, id format.ID) error {
+	at := slices.IndexFunc(w, func(x float32) bool { return x >= limit || -x >= limit })
+	return s.fail(format.ErrUnsupported, "a weight is too large for "+id.String(), fmt.Sprintf("%v at row %d, column %d", w[at], row+at/s.Cols, at%s.Cols), fmt.Sprintf("below %v", limit))
 }
 
 // codesAt and scalesAt are the offsets in bytes of the block's codes and scales

@@ -1,6 +1,7 @@
 package quantize
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -141,6 +142,9 @@ type comparer struct {
 	w, row, before []float32
 	code, bytes    []byte
 	scales         []float32
+	again          converter
+	codes          []byte
+	grid           []float32
 }
 
 func (c *comparer) compare(out *format.Snapshot, b block) (blockError, error) {
@@ -161,13 +165,13 @@ func (c *comparer) compare(out *format.Snapshot, b block) (blockError, error) {
 		return sum, &format.Error{Path: t.Shard.Path, Tensor: t.Name, What: "cannot read", Err: err}
 	}
 	if it.Packed() {
-		bytes := grow(&c.bytes, int(spec.ScaleBytes()))
+		raw := grow(&c.bytes, int(spec.ScaleBytes()))
 		t := out.Tensor(it.Want.Name + format.ScaleSuffix)
-		if _, err := t.Shard.ReadAt(bytes, t.Offset+b.scalesAt()); err != nil {
+		if _, err := t.Shard.ReadAt(raw, t.Offset+b.scalesAt()); err != nil {
 			return sum, &format.Error{Path: t.Shard.Path, Tensor: t.Name, What: "cannot read", Err: err}
 		}
 		m.S = grow(&c.scales, int(spec.Scales()))
-		BytesToF32(m.S, bytes)
+		BytesToF32(m.S, raw)
 	}
 	codec, err := CodecFor(spec.Format)
 	if err != nil {
@@ -198,7 +202,35 @@ func (c *comparer) compare(out *format.Snapshot, b block) (blockError, error) {
 			sum.base.add(squares(w, before))
 		}
 	}
-	return sum, nil
+	if it.PassThrough {
+		return sum, nil
+	}
+	return sum, c.same(m, b, t)
+}
+
+// same encodes the block again: the container must hold just these bytes.
+func (c *comparer) same(m Matrix, b block, t *format.Tensor) error {
+	again := Matrix{Spec: m.Spec, W: grow(&c.codes, len(m.W))}
+	if m.S != nil {
+		again.S = grow(&c.grid, len(m.S))
+	}
+	if err := c.again.encode(again, b); err != nil {
+		return err
+	}
+	what := ""
+	switch {
+	case !bytes.Equal(again.W, m.W):
+		what = "codes"
+		if m.S == nil {
+			what = "values"
+		}
+	case !slices.EqualFunc(again.S, m.S, func(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) }):
+		what = "scales"
+	default:
+		return nil
+	}
+	return &format.Error{Kind: format.ErrCorrupt, Path: t.Shard.Path, Tensor: t.Name,
+		What: fmt.Sprintf("%s of rows %d to %d are not what the source gives: the container was damaged, or the source changed", what, b.row, b.row+b.rows-1)}
 }
 
 // squares is Σ(a−b)² and Σa².

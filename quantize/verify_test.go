@@ -99,12 +99,44 @@ func TestVerifyFindsChangedBytes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	flip("model.layers.0.mlp.up_proj.weight")
-	after, err := Verify(t.Context(), p, out, 1, nil)
-	if err != nil || after.Worst.Error <= before.Worst.Error {
-		t.Errorf("error %v, %v before and %v after a flipped bit", err, before.Worst, after)
+	codes, scales := "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight.qs"
+	for _, tc := range []struct{ name, says string }{{codes, "up_proj.weight: codes of rows 0 to 7 are not what the source gives"},
+		{scales, "up_proj.weight: scales of rows 0 to 7"}, {"model.norm.weight", "model.norm.weight: values of rows 0 to 0"}} {
+		flip(tc.name)
+		_, err := Verify(t.Context(), p, out, 1, nil)
+		wantError(t, err, format.ErrCorrupt, tc.says)
+		flip(tc.name)
 	}
-	flip("model.norm.weight")
-	_, err = Verify(t.Context(), p, out, 1, nil)
-	wantError(t, err, format.ErrCorrupt, "model.norm.weight: was not written exactly")
+	if after, err := Verify(t.Context(), p, out, 1, nil); err != nil || after.Worst != before.Worst {
+		t.Errorf("undamaged again: %v, %v before and %v after", err, before.Worst, after)
+	}
+}
+
+// TestB5ValuesBeyondAFormatAreRefused: a finite weight must not become infinite.
+func TestB5ValuesBeyondAFormatAreRefused(t *testing.T) {
+	for _, tc := range []struct {
+		format string
+		value  float32
+		ok     bool
+	}{{"f16", 65519, true}, {"f16", 65520, false}, {"f16", -1e5, false}, {"bf16", 3.38e38, true}, {"f32", 1e38, true}, {"bf16", 3.4e38, false}, {"int8-row", 3.4e38, true}} {
+		w := make([]float32, 8*128)
+		w[3*128+5] = tc.value
+		name := "model.layers.0.mlp.up_proj.weight"
+		raw := make([]byte, 4*len(w))
+		F32ToBytes(raw, w)
+		snap := checkpoint(t, testTensor{name, format.DTypeF32, []int{8, 128}, raw})
+		p := planOf(t, snap, recipe(t, "balanced", Flags{Format: tc.format}), PlanOptions{AllowBigger: true})
+		out := outDir(t)
+		_, err := Execute(t.Context(), p, out, ExecuteOptions{})
+		if tc.ok {
+			if err != nil {
+				t.Errorf("%s of %v: %v", tc.format, tc.value, err)
+			}
+			continue
+		}
+		wantError(t, err, format.ErrUnsupported, name, "row 3, column 5")
+		if _, err := os.Stat(filepath.Join(out, "out-00000.safetensors")); err == nil {
+			t.Errorf("%s of %v: a shard stands under its final name", tc.format, tc.value)
+		}
+	}
 }
