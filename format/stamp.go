@@ -26,8 +26,8 @@ const (
 	KeyUsed    = "colibri.container.formats" // a JSON array of the names in use, sorted
 )
 
-// maxColibri is the number of claims that the colibri engine accepts.
-const maxColibri = 4096
+// MaxClaims is the number of claims that the colibri engine accepts.
+const MaxClaims = 4096
 
 // Stamp is what a file's metadata says about a tensor. Group is 0 where none is given.
 type Stamp struct {
@@ -39,7 +39,7 @@ type Stamp struct {
 // not exactly a claim about a known format is an ErrCorrupt.
 func ParseStamps(meta map[string]string) (map[string]Stamp, error) {
 	p := stampParser{stamps: map[string]Stamp{}}
-	p.read(meta, KeyColibri, maxColibri, p.format)
+	p.read(meta, KeyColibri, MaxClaims, p.format)
 	p.read(meta, KeyFormats, math.MaxInt, p.format)
 	p.read(meta, KeyGroups, math.MaxInt, p.group)
 	if err := p.problems.Err(); err != nil {

@@ -70,7 +70,7 @@ func TestStampsStayUnderTheLimitOfColibri(t *testing.T) {
 
 func TestD16MetadataValues(t *testing.T) {
 	var many strings.Builder
-	for i := range maxColibri + 1 {
+	for i := range MaxClaims + 1 {
 		fmt.Fprintf(&many, `,"t%d":"int8-row"`, i)
 	}
 	for _, c := range []struct {

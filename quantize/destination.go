@@ -2,6 +2,7 @@ package quantize
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -132,10 +133,15 @@ func (d *Destination) inspect(p *Plan, overwrite bool) error {
 		const what = "belongs to another conversion, which this one would mix with; choose another directory, or --overwrite to start anew"
 		return append(format.Problems{conflict(what, "")}, diff...)
 	}
+	now := d.manifest.Modified
 	d.manifest = old
+	changed := old.Modified != nil && !maps.Equal(old.Modified, now)
+	if changed {
+		d.manifest.Modified = now
+	}
 	done := 0
 	for i, s := range p.Shards {
-		d.Kept[i] = slices.Contains(old.Shards, FinishedShard{s.Name, s.Size}) && s.valid(d.Dir)
+		d.Kept[i] = !changed && slices.Contains(old.Shards, FinishedShard{s.Name, s.Size}) && s.valid(d.Dir)
 		if d.Kept[i] {
 			done++
 		}

@@ -113,12 +113,6 @@ func (j *job) run(ctx context.Context) error {
 			return err
 		}
 	}
-	if len(p.Shards) == 0 || m.Replaces != nil {
-		m.Replaces = nil
-		if err := m.write(j.dst.Dir); err != nil {
-			return err
-		}
-	}
 	for _, f := range p.Files {
 		data, err := p.snap.ReadJSONFile(f.Name)
 		if err != nil {
@@ -127,6 +121,10 @@ func (j *job) run(ctx context.Context) error {
 		if err := format.WriteFileAtomic(j.path(f.Name), data); err != nil {
 			return err
 		}
+	}
+	m.Replaces, m.Modified = nil, nil
+	if err := m.write(j.dst.Dir); err != nil {
+		return err
 	}
 	return j.index()
 }

@@ -580,3 +580,50 @@ func BenchmarkExecute(b *testing.B) {
 		})
 	}
 }
+
+// TestSourceTouchedBetweenRuns: shards made of another state of the source are
+// made anew, whatever the samples of its content say.
+func TestSourceTouchedBetweenRuns(t *testing.T) {
+	snap := checkpoint(t, matrix("model.layers.0.mlp.up_proj.weight", 64, 128), matrix("model.layers.1.mlp.up_proj.weight", 64, 128), matrix("model.layers.2.mlp.up_proj.weight", 64, 128))
+	p := planOf(t, snap, recipe(t, "balanced", Flags{Format: "int8-row"}), PlanOptions{MaxShard: 12000})
+	if len(p.Shards) != 3 {
+		t.Fatalf("%d shards", len(p.Shards))
+	}
+	half := func(out string) {
+		t.Helper()
+		ctx, stop := context.WithCancel(t.Context())
+		_, err := Execute(ctx, p, out, ExecuteOptions{Shard: func(name string, _ bool) {
+			if name == p.Shards[2].Name {
+				stop()
+			}
+		}})
+		if !errors.Is(err, context.Canceled) {
+			t.Fatalf("stopped with %v", err)
+		}
+	}
+	for _, tc := range []struct {
+		touch bool
+		kept  int
+	}{{false, 2}, {true, 0}} {
+		out := outDir(t)
+		half(out)
+		if tc.touch {
+			path := snap.Shards[0].Path
+			st, err := os.Stat(path)
+			if err == nil {
+				later := st.ModTime().Add(time.Second)
+				err = os.Chtimes(path, later, later)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		r, err := Execute(t.Context(), p, out, ExecuteOptions{})
+		if err != nil || r.Kept != tc.kept {
+			t.Errorf("touched %v: %+v, %v; want %d kept", tc.touch, r, err, tc.kept)
+		}
+		if m, err := ReadManifest(out); err != nil || m.Modified != nil {
+			t.Errorf("the finished record has times: %+v, %v", m, err)
+		}
+	}
+}

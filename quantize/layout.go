@@ -19,25 +19,19 @@ type OutShard struct {
 	Source  int64             // bytes to read for it
 }
 
-// maxStamps is the number of stamps that readers accept in one shard.
-const maxStamps = 4096
-
 // layOut cuts the items into shards of at most MaxShard bytes; a tensor and
 // its scales stay together, and one that is larger has a shard of its own.
 func (p *planner) layOut() {
 	var size int64
-	start, packed := 0, 0
+	start := 0
 	for i := range p.Items {
 		it := &p.Items[i]
 		n := it.Bytes() + headerShare(it)
-		if i > start && (size+n > p.Options.MaxShard || it.Packed() && packed == maxStamps) {
+		if i > start && size+n > p.Options.MaxShard {
 			p.shard(start, i)
-			start, size, packed = i, 0, 0
+			start, size = i, 0
 		}
 		size += n
-		if it.Packed() {
-			packed++
-		}
 	}
 	if start < len(p.Items) {
 		p.shard(start, len(p.Items))

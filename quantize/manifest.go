@@ -21,7 +21,7 @@ const ManifestName = "hawkmoth.json"
 const indexName = "model.safetensors.index.json"
 
 // Manifest records what a container was made from and how, so that a second
-// run resumes the same job and refuses another. All but Shards and Replaces
+// run resumes the same job and refuses another. All but Shards, Replaces and Modified
 // must agree for a job to be the same.
 type Manifest struct {
 	Tool       string            `json:"tool"`
@@ -39,6 +39,10 @@ type Manifest struct {
 
 	Shards   []FinishedShard `json:"shards"`             // durable under their names
 	Replaces []string        `json:"replaces,omitempty"` // shards of an overwritten job that still have to go
+	// Modified is when the source's shards were last changed, in Unix nanoseconds,
+	// as long as the job is not done: shards made of another state of the source
+	// are made anew.
+	Modified map[string]int64 `json:"source_modified,omitempty"`
 }
 
 // SourceFile is a file of the checkpoint. The SHA-256 of a shard covers its
@@ -58,7 +62,7 @@ type FinishedShard struct {
 // manifest is the record of a plan of which nothing is done yet.
 func (p *Plan) manifest() (*Manifest, error) {
 	m := &Manifest{Tool: "hawkmoth convert", Version: 1, Arithmetic: "absmax 1", Recipe: p.Recipe.Name, MaxShard: p.Options.MaxShard,
-		Roles: map[string]string{"mtp_block": p.Recipe.MTP.String()}, Shards: []FinishedShard{}}
+		Roles: map[string]string{"mtp_block": p.Recipe.MTP.String()}, Shards: []FinishedShard{}, Modified: map[string]int64{}}
 	for r, c := range p.Recipe.Roles {
 		m.Roles[Role(r).String()] = c.String()
 	}
@@ -86,6 +90,11 @@ func (p *Plan) manifest() (*Manifest, error) {
 		if err != nil {
 			return nil, err
 		}
+		st, err := os.Stat(s.Path)
+		if err != nil {
+			return nil, err
+		}
+		m.Modified[filepath.Base(s.Path)] = st.ModTime().UnixNano()
 		m.Source = append(m.Source, SourceFile{filepath.Base(s.Path), s.Size, sum})
 	}
 	for _, f := range p.Files {
@@ -194,7 +203,7 @@ func orNone(s string) string {
 // fields flattens the parts that make the job.
 func (m *Manifest) fields() map[string]string {
 	job := *m
-	job.Shards, job.Replaces = nil, nil
+	job.Shards, job.Replaces, job.Modified = nil, nil, nil
 	return jobFields(job, "shards")
 }
 

@@ -387,12 +387,14 @@ func (p *planner) ambiguous() {
 	}
 	found := map[pair][]string{}
 	var order []pair
+	claims := 0
 	for i := range p.Items {
 		it := &p.Items[i]
 		other, yes := format.Ambiguous(it.Spec)
 		if !yes || !it.Packed() {
 			continue
 		}
+		claims++
 		expert := it.Want.Role == Expert && it.Spec.Format == format.FP8 // colibri reads experts without their stamps
 		if p.Options.AllowAmbiguous && !expert {
 			continue
@@ -406,6 +408,9 @@ func (p *planner) ambiguous() {
 			order = append(order, k)
 		}
 		found[k] = append(found[k], it.Want.Name)
+	}
+	if p.Options.AllowAmbiguous && claims > format.MaxClaims {
+		p.fail(format.ErrUsage, "", "matrices that only a stamp tells apart, more than colibri reads", fmt.Sprint(claims), fmt.Sprintf("at most %d, by another format or group size", format.MaxClaims))
 	}
 	for _, k := range order {
 		wanted := "another format or group size, or --allow-ambiguous to rely on the stamp"

@@ -123,20 +123,6 @@ func TestPairStaysInOneShard(t *testing.T) {
 	}
 }
 
-func TestShardHoldsNoMoreStampsThanReadersAccept(t *testing.T) {
-	var tensors []testTensor
-	for i := range maxStamps + 10 {
-		tensors = append(tensors, matrix(fmt.Sprintf("layers.0.mlp.experts.%d.w", i), 1, 16))
-	}
-	p := planOf(t, checkpoint(t, tensors...), recipe(t, "balanced", Flags{Format: "int4-row"}), PlanOptions{})
-	if len(p.Shards) != 2 || len(p.Shards[0].Items) != maxStamps {
-		t.Errorf("%d shards, the first of %d tensors", len(p.Shards), len(p.Shards[0].Items))
-	}
-	if _, err := format.ParseStamps(p.Shards[0].Meta); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestA4FP8WhereInt8IsReadNeedsAStamp(t *testing.T) {
 	snap := checkpoint(t, matrix("model.layers.0.self_attn.o_proj.weight", 2, 256), matrix("model.layers.0.mlp.experts.0.up_proj.weight", 8, 1024))
 	fp8 := recipe(t, "balanced", Flags{Format: "fp8-e4m3-b128"})
@@ -473,5 +459,25 @@ func BenchmarkPlan(b *testing.B) {
 		if _, err := NewPlan(snap, wants, r, PlanOptions{AllowBigger: true}); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// TestMoreClaimsThanColibriReads: it gives a container up beyond 4096 claims in
+// colibri.fmt, which carries the matrices that bytes alone would misread.
+func TestMoreClaimsThanColibriReads(t *testing.T) {
+	var wants []Want
+	for i := range format.MaxClaims + 1 {
+		wants = append(wants, Want{Name: fmt.Sprintf("model.layers.0.mlp.experts.%d.up_proj.weight", i), Shape: []int{2, 96}, Role: Expert, Expert: i})
+	}
+	p := &planner{Plan: Plan{Options: PlanOptions{AllowAmbiguous: true}, snap: &format.Snapshot{Dir: "dir"}}}
+	for _, w := range wants {
+		p.Items = append(p.Items, Item{Want: w, Spec: format.Spec{Format: format.Int4Grouped, Group: 64, Rows: 2, Cols: 96}})
+	}
+	p.ambiguous()
+	wantError(t, p.problems.Err(), format.ErrUsage, "4097", "4096")
+	p.problems, p.Items = nil, p.Items[1:]
+	p.ambiguous()
+	if err := p.problems.Err(); err != nil {
+		t.Error(err)
 	}
 }
