@@ -46,6 +46,7 @@ type cpuScratch struct {
 	query   []float32   // [tokens, KVLoRA+Rope]
 	queries [][]float32 // views of it
 	lists   [][]float32 // views of the scores
+	picked  []float32   // rows of a cache that a token selected
 	_       [64]byte    // keeps neighbours off the cache line
 }
 

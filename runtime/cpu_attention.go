@@ -9,11 +9,12 @@ const (
 	sweepFloats = 16 << 20
 )
 
-// mlaTask runs attention in one of two orders, which give the same bits. By
+// mlaTask runs attention in one of three orders, which give the same bits. By
 // heads: an item is a head and a block of tokens, from the query to the value;
-// the head's rows of kv_b are decoded once for the block. By sweeps, for few
-// tokens over a long cache: an item is a chunk of positions for all heads, so
-// that a latent is brought from memory once for all of them.
+// the head's rows of kv_b are decoded once for the block. By sweeps over chunks
+// of positions, for few tokens over a long cache, or over tokens, where they
+// select their positions: an item does all heads, so that a latent is brought
+// from memory, or gathered, once for all of them.
 type mlaTask struct {
 	c      *CPU
 	op     MLA
@@ -24,7 +25,8 @@ type mlaTask struct {
 	sweep  sweep
 	query  []float32 // [S, Heads, KVLoRA+Rope]: absorbed, then rotated
 	scores []float32 // [S, Heads, positions]
-	parts  []float32 // [chunks, S, Heads, KVLoRA]
+	parts  []float32 // [parted, S, Heads, KVLoRA]
+	parted int       // how many parts a context is summed up from
 	stride int       // positions a row of scores holds
 }
 
@@ -36,8 +38,14 @@ const (
 	sweepScore
 	sweepSoftmax
 	sweepLatent
+	sweepToken
 	sweepValue
 )
+
+type phase struct {
+	sweep sweep
+	items int
+}
 
 func (c *CPU) runMLA(op MLA, b Batch) {
 	t := &c.mla
@@ -45,21 +53,29 @@ func (c *CPU) runMLA(op MLA, b Batch) {
 	t.stride = b.Pos + b.S
 	t.chunks = blocks(t.stride, kernel.Chunk)
 	rows := b.S * op.Heads
-	if b.S >= tokenBlock || t.chunks < 2 || rows*(t.stride+t.chunks*op.KVLoRA) > sweepFloats {
-		t.sweep, t.blocks = byHeads, blocks(b.S, tokenBlock)
-		c.do(op.Heads*t.blocks, t)
-		return
+	selected := op.Select != nil && t.stride > op.Select.Width
+	switch {
+	case selected && b.S >= tokenBlock:
+		t.parted = 1
+		grow(&t.query, rows*(op.KVLoRA+op.Rope))
+		grow(&t.parts, rows*op.KVLoRA)
+		t.phases(phase{sweepAbsorb, op.Heads}, phase{sweepToken, b.S}, phase{sweepValue, op.Heads})
+	case b.S >= tokenBlock || t.chunks < 2 || rows*(t.stride+t.chunks*op.KVLoRA) > sweepFloats:
+		t.blocks = blocks(b.S, tokenBlock)
+		t.phases(phase{byHeads, op.Heads * t.blocks})
+	default:
+		t.parted = t.chunks
+		grow(&t.query, rows*(op.KVLoRA+op.Rope))
+		grow(&t.scores, rows*t.stride)
+		grow(&t.parts, t.chunks*rows*op.KVLoRA)
+		t.phases(phase{sweepAbsorb, op.Heads}, phase{sweepScore, t.chunks}, phase{sweepSoftmax, rows}, phase{sweepLatent, t.chunks}, phase{sweepValue, op.Heads})
 	}
-	grow(&t.query, rows*(op.KVLoRA+op.Rope))
-	grow(&t.scores, rows*t.stride)
-	grow(&t.parts, t.chunks*rows*op.KVLoRA)
-	t.blocks = 1
-	for _, phase := range []struct {
-		sweep sweep
-		items int
-	}{{sweepAbsorb, op.Heads}, {sweepScore, t.chunks}, {sweepSoftmax, rows}, {sweepLatent, t.chunks}, {sweepValue, op.Heads}} {
-		t.sweep = phase.sweep
-		c.do(phase.items, t)
+}
+
+func (t *mlaTask) phases(list ...phase) {
+	for _, p := range list {
+		t.sweep = p.sweep
+		t.c.do(p.items, t)
 	}
 }
 
@@ -74,6 +90,8 @@ func (t *mlaTask) run(s *cpuScratch, item int) {
 		t.chunk(s, item)
 	case sweepSoftmax:
 		kernel.Softmax(t.row(item))
+	case sweepToken:
+		t.token(s, item)
 	case sweepValue:
 		t.sum(s, item)
 	}
@@ -155,20 +173,32 @@ func (t *mlaTask) head(s *cpuScratch, head, first int) {
 	t.value(s, head, first, n)
 }
 
-// chunk scores the positions of one chunk for all heads, or sums up their
-// latents. A token's selected positions in a chunk are a run of its list.
-func (t *mlaTask) chunk(s *cpuScratch, chunk int) {
-	op := &t.op
+// rowsOf is the cache's rows of the positions that the i-th token sees in a
+// chunk, one after the other: a view, or a copy of those that it selected.
+// [from, to) is their place in the token's list of scores.
+func (t *mlaTask) rowsOf(s *cpuScratch, i, chunk int) (rows []float32, from, to int) {
 	cache, width := t.cache()
 	lo, hi := chunk*kernel.Chunk, (chunk+1)*kernel.Chunk
+	n, chosen := t.positions(i)
+	if chosen == nil {
+		from, to = min(lo, n), min(hi, n)
+		return cache[from*width : to*width], from, to
+	}
+	from, to = lowerBound(chosen, lo), lowerBound(chosen, hi)
+	grow(&s.picked, (to-from)*width)
+	for k, p := range chosen[from:to] {
+		copy(s.picked[k*width:][:width], cache[int(p)*width:])
+	}
+	return s.picked, from, to
+}
+
+// chunk scores the positions of one chunk for all heads, or sums up their
+// latents.
+func (t *mlaTask) chunk(s *cpuScratch, chunk int) {
+	op := &t.op
+	_, width := t.cache()
 	for i := range t.b.S {
-		n, chosen := t.positions(i)
-		from, to := min(lo, n), min(hi, n)
-		rows := cache[from*width:]
-		if chosen != nil {
-			from, to = lowerBound(chosen, lo), lowerBound(chosen, hi)
-			chosen, rows = chosen[from:to], cache
-		}
+		rows, from, to := t.rowsOf(s, i, chunk)
 		s.queries, s.lists, s.outs = s.queries[:0], s.lists[:0], s.outs[:0]
 		for h := range op.Heads {
 			row := i*op.Heads + h
@@ -177,9 +207,47 @@ func (t *mlaTask) chunk(s *cpuScratch, chunk int) {
 			s.outs = append(s.outs, t.part(chunk, row))
 		}
 		if t.sweep == sweepScore {
-			kernel.ScoreBatch(s.lists, s.queries, rows, width, chosen, op.Scale)
+			kernel.ScoreBatch(s.lists, s.queries, rows, width, nil, op.Scale)
 		} else {
-			kernel.LatentBatch(s.outs, s.lists, rows, width, chosen, &s.Scratch)
+			kernel.LatentBatch(s.outs, s.lists, rows, width, nil, &s.Scratch)
+		}
+	}
+}
+
+// token is the scores, the softmax and the context of one token for all heads.
+func (t *mlaTask) token(s *cpuScratch, i int) {
+	op := &t.op
+	_, width := t.cache()
+	n, _ := t.positions(i)
+	grow(&s.scores, op.Heads*n)
+	grow(&s.latents, op.Heads*op.KVLoRA)
+	s.queries = s.queries[:0]
+	for h := range op.Heads {
+		s.queries = append(s.queries, t.query[(i*op.Heads+h)*width:][:width])
+		clear(t.part(0, i*op.Heads+h))
+	}
+	chunks := blocks(t.b.Pos+i+1, kernel.Chunk)
+	cut := func(from, to int) {
+		s.lists, s.outs = s.lists[:0], s.outs[:0]
+		for h := range op.Heads {
+			s.lists = append(s.lists, s.scores[h*n:][from:to])
+			s.outs = append(s.outs, s.latents[h*op.KVLoRA:][:op.KVLoRA])
+		}
+	}
+	for chunk := range chunks {
+		rows, from, to := t.rowsOf(s, i, chunk)
+		cut(from, to)
+		kernel.ScoreBatch(s.lists, s.queries, rows, width, nil, op.Scale)
+	}
+	for h := range op.Heads {
+		kernel.Softmax(s.scores[h*n:][:n])
+	}
+	for chunk := range chunks {
+		rows, from, to := t.rowsOf(s, i, chunk)
+		cut(from, to)
+		kernel.LatentBatch(s.outs, s.lists, rows, width, nil, &s.Scratch)
+		for h, part := range s.outs {
+			kernel.Add(t.part(0, i*op.Heads+h), part)
 		}
 	}
 }
@@ -188,13 +256,13 @@ func (t *mlaTask) part(chunk, row int) []float32 {
 	return t.parts[(chunk*t.b.S*t.op.Heads+row)*t.op.KVLoRA:][:t.op.KVLoRA]
 }
 
-// sum adds a head's chunks in increasing order and goes on to the value.
+// sum adds a head's parts in increasing order and goes on to the value.
 func (t *mlaTask) sum(s *cpuScratch, head int) {
 	op := &t.op
 	grow(&s.latents, t.b.S*op.KVLoRA)
 	clear(s.latents)
 	for i := range t.b.S {
-		for chunk := range t.chunks {
+		for chunk := range t.parted {
 			kernel.Add(s.latents[i*op.KVLoRA:][:op.KVLoRA], t.part(chunk, i*op.Heads+head))
 		}
 	}
