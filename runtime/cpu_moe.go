@@ -59,9 +59,10 @@ func (c *CPU) runExperts(op Experts, b Batch) {
 
 // begin runs a sweep over blocks of the rows of every chosen expert.
 func (t *moeTask) begin(sweep moeSweep, rows, cols int) {
-	t.sweep, t.step = sweep, rowBlock(cols)
+	experts := len(t.starts) - 1
+	t.sweep, t.step = sweep, t.c.rowBlock(experts*rows, cols, len(t.pairs)/experts)
 	t.blocks = blocks(rows, t.step)
-	t.c.do((len(t.starts)-1)*t.blocks, t)
+	t.c.do(experts*t.blocks, t)
 }
 
 // group lists the pairs of the batch by increasing expert.

@@ -13,16 +13,17 @@ const (
 	plain  isa = iota // Go
 	avx2              // with FMA, F16C and BMI2
 	avx512            // F, BW, DQ, VL, VNNI
+	amx               // avx512 with tiles of int8
 	neon              // with the dot product extension
 )
 
-func (i isa) String() string { return [...]string{"go", "avx2", "avx512", "neon"}[i] }
+func (i isa) String() string { return [...]string{"go", "avx2", "avx512", "amx", "neon"}[i] }
 
 // isas lists the levels that this machine has, from the plainest; active is
 // the one in use.
 var active = isas[len(isas)-1]
 
-// ISA names the instructions in use: go, avx2, avx512 or neon.
+// ISA names the instructions in use: go, avx2, avx512, amx or neon.
 func ISA() string { return active.String() }
 
 // ISAs names the levels of instructions that this machine has, from go to the

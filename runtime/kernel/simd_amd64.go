@@ -19,6 +19,9 @@ var isas = func() []isa {
 		have = append(have, avx2)
 		if x.HasAVX512F && x.HasAVX512BW && x.HasAVX512DQ && x.HasAVX512VL && x.HasAVX512VNNI {
 			have = append(have, avx512)
+			if x.HasAMXTile && x.HasAMXInt8 && amxPermitted() {
+				have = append(have, amx)
+			}
 		}
 	}
 	return have
@@ -72,9 +75,9 @@ func fp8Kernels() []floatKernel {
 	return []floatKernel{{fp8By1AVX2, 4, 1, 16}, {fp8By2AVX2, 2, 2, 16}}
 }
 
-func tiles() map[tileKey]tileKernel { return tileTable[active] }
+func tiles() map[tileKey]tileKernel { return tileTable[min(active, avx512)] }
 
-func floatKernels(id format.ID) []floatKernel { return floatTable[active][id] }
+func floatKernels(id format.ID) []floatKernel { return floatTable[min(active, avx512)][id] }
 
 // manyTiles says that the integer kernels go from tile to tile.
 const manyTiles = true
@@ -87,11 +90,11 @@ const floatTails = true
 func f32Tile(t *floatTile, n int) {
 	p := (*byte)(unsafe.Pointer(t))
 	switch {
-	case active == avx512 && n == 4:
+	case active >= avx512 && n == 4:
 		f32By4AVX512(p)
-	case active == avx512 && n == 2:
+	case active >= avx512 && n == 2:
 		f32By2AVX512(p)
-	case active == avx512:
+	case active >= avx512:
 		f32By1AVX512(p)
 	default:
 		f32By1AVX2(p)
@@ -103,7 +106,7 @@ func f32Tile(t *floatTile, n int) {
 const sumColumns = 64
 
 func accumulateFour(t *byte, columns int) {
-	if active == avx512 {
+	if active >= avx512 {
 		accumulateFourAVX512(t)
 		return
 	}
@@ -120,7 +123,7 @@ func accumulateFour(t *byte, columns int) {
 // dotVectors is how many vectors f32Tile takes of n.
 func dotVectors(n int) int {
 	switch {
-	case active != avx512 || n < 2:
+	case active < avx512 || n < 2:
 		return 1
 	case n < 4:
 		return 2
@@ -130,7 +133,7 @@ func dotVectors(n int) int {
 }
 
 func addVec(out, y []float32) {
-	if active == avx512 {
+	if active >= avx512 {
 		addAVX512(first(out), first(y), len(out))
 	} else {
 		addAVX2(first(out), first(y), len(out))
@@ -138,7 +141,7 @@ func addVec(out, y []float32) {
 }
 
 func scaleByVec(y, x, w []float32, r float32) {
-	if active == avx512 {
+	if active >= avx512 {
 		scaleByAVX512(first(y), first(x), first(w), len(x), r)
 	} else {
 		scaleByAVX2(first(y), first(x), first(w), len(x), r)
@@ -146,7 +149,7 @@ func scaleByVec(y, x, w []float32, r float32) {
 }
 
 func siluMulVec(dst, gate, up []float32) {
-	if active == avx512 {
+	if active >= avx512 {
 		siluMulAVX512(first(dst), first(gate), first(up), len(dst))
 	} else {
 		siluMulAVX2(first(dst), first(gate), first(up), len(dst))
@@ -154,7 +157,7 @@ func siluMulVec(dst, gate, up []float32) {
 }
 
 func divideVec(p []float32, z float32) {
-	if active == avx512 {
+	if active >= avx512 {
 		divideAVX512(first(p), len(p), z)
 	} else {
 		divideAVX2(first(p), len(p), z)
@@ -162,7 +165,7 @@ func divideVec(p []float32, z float32) {
 }
 
 func greatestVec(p []float32, top *[16]float32) {
-	if active == avx512 {
+	if active >= avx512 {
 		greatestAVX512(first(p), len(p), &top[0])
 	} else {
 		greatestAVX2(first(p), len(p), &top[0])
@@ -170,7 +173,7 @@ func greatestVec(p []float32, top *[16]float32) {
 }
 
 func expSumVec(p []float32, top float32, sums *[16]float32) {
-	if active == avx512 {
+	if active >= avx512 {
 		expSumAVX512(first(p), len(p), top, &sums[0])
 	} else {
 		expSumAVX2(first(p), len(p), top, &sums[0])
@@ -179,9 +182,9 @@ func expSumVec(p []float32, top float32, sums *[16]float32) {
 
 func accumulateVec(acc, w []float32, rows *float32, stride int, picks *int32) {
 	switch a, c, x, n := first(acc), len(acc), first(w), len(w); {
-	case active == avx512 && picks != nil:
+	case active >= avx512 && picks != nil:
 		accumulatePickedAVX512(a, c, x, n, rows, stride, picks)
-	case active == avx512:
+	case active >= avx512:
 		accumulateAVX512(a, c, x, n, rows, stride)
 	case picks != nil:
 		accumulatePickedAVX2(a, c, x, n, rows, stride, picks)
@@ -191,7 +194,7 @@ func accumulateVec(acc, w []float32, rows *float32, stride int, picks *int32) {
 }
 
 func quantizeVec(x *float32, blocks int, limit float32, q *int16, scale *float32) {
-	if active == avx512 {
+	if active >= avx512 {
 		quantizeAVX512(x, blocks, limit, q, scale)
 	} else {
 		quantizeAVX2(x, blocks, limit, q, scale)
@@ -207,7 +210,7 @@ func packWideVec(q *int16, blocks int, hi, lo *int8, sums *int32) {
 }
 
 func decodeInt8Vec(dst *float32, codes *byte, blocks int, scale *float32) {
-	if active == avx512 {
+	if active >= avx512 {
 		decodeInt8AVX512(dst, codes, blocks, scale)
 	} else {
 		decodeInt8AVX2(dst, codes, blocks, scale)
@@ -215,7 +218,7 @@ func decodeInt8Vec(dst *float32, codes *byte, blocks int, scale *float32) {
 }
 
 func decodeInt4Vec(dst *float32, codes *byte, blocks int, scale *float32, each int) {
-	if active == avx512 {
+	if active >= avx512 {
 		decodeInt4AVX512(dst, codes, blocks, scale, each)
 	} else {
 		decodeInt4AVX2(dst, codes, blocks, scale, each)
@@ -223,7 +226,7 @@ func decodeInt4Vec(dst *float32, codes *byte, blocks int, scale *float32, each i
 }
 
 func widenVec(id format.ID, dst *float32, codes *byte, sixteens int, scale *float32) {
-	switch wide := active == avx512; {
+	switch wide := active >= avx512; {
 	case id == format.BF16 && wide:
 		bf16WidenAVX512(dst, codes, sixteens, scale)
 	case id == format.BF16:
@@ -246,14 +249,14 @@ func indexSumVec(dots, w *float32, heads int, scale float32, dst *float32) {
 const haveCount = true
 
 func countVec(p []float32, t float32) int {
-	if active == avx512 {
+	if active >= avx512 {
 		return countAtLeastAVX512(first(p), len(p), t)
 	}
 	return countAtLeastAVX2(first(p), len(p), t)
 }
 
 func readVec(p *byte, lines int) uint64 {
-	if active == avx512 {
+	if active >= avx512 {
 		return readAVX512(p, lines)
 	}
 	return readAVX2(p, lines)

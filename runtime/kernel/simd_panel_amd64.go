@@ -37,6 +37,7 @@ var (
 
 // panelScratch is the working memory for panels.
 type panelScratch struct {
+	amx   amxScratch
 	panel panel
 	tiles []byte
 	bytes []byte
@@ -51,7 +52,10 @@ type panelKernel struct {
 
 // panelRowsSIMD is intRowsSIMD for many vectors.
 func panelRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32, first int, tmp *Scratch) bool {
-	k := panels[active][m.Format]
+	if amxRows(m, lo, hi, act, y, first, tmp) {
+		return true
+	}
+	k := panels[min(active, avx512)][m.Format]
 	if k.spread == nil || len(act) < k.from || m.Format == format.Int4Grouped && m.Group%Block != 0 {
 		return false
 	}
