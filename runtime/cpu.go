@@ -26,6 +26,7 @@ type CPU struct {
 	round  roundTask
 	matmul matmulTask
 	mla    mlaTask
+	index  indexTask
 	moe    moeTask
 }
 
@@ -46,7 +47,6 @@ type cpuScratch struct {
 	query   []float32   // [tokens, KVLoRA+Rope]
 	queries [][]float32 // views of it
 	lists   [][]float32 // views of the scores
-	picked  []float32   // rows of a cache that a token selected
 	_       [64]byte    // keeps neighbours off the cache line
 }
 
@@ -151,7 +151,9 @@ func (c *CPU) Run(cmds []Cmd, b Batch) error {
 		case Rope:
 			c.rotation(op).Grow(b.Pos + b.S)
 			c.eachRow(cmds[i].Op, b)
-		case Embed, RMSNorm, LayerNorm, SiLUMul, Add, Index, Route:
+		case Index:
+			c.runIndex(op, b)
+		case Embed, RMSNorm, LayerNorm, SiLUMul, Add, Route:
 			c.eachRow(cmds[i].Op, b)
 		default:
 			return &format.Error{Kind: format.ErrUnsupported, What: fmt.Sprintf("the CPU backend has no operation %s", op.Kind())}
@@ -217,8 +219,6 @@ func (t *rowTask) run(s *cpuScratch, i int) {
 		kernel.SiLUMul(c.row(op.Y, b, i), c.row(op.Gate, b, i), c.row(op.Up, b, i))
 	case Add:
 		kernel.Add(c.row(op.Y, b, i), c.row(op.X, b, i))
-	case Index:
-		c.index(op, b, i, s)
 	case Route:
 		kernel.Route(c.row(op.X, b, i), op.Bias.(*cpuWeight).vec, op.Groups, op.TopGroups, op.TopK, op.Normalize, op.Scale,
 			c.intRow(op.IDs, i), c.row(op.Weights, b, i), &s.Scratch)

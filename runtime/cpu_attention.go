@@ -173,23 +173,19 @@ func (t *mlaTask) head(s *cpuScratch, head, first int) {
 	t.value(s, head, first, n)
 }
 
-// rowsOf is the cache's rows of the positions that the i-th token sees in a
-// chunk, one after the other: a view, or a copy of those that it selected.
-// [from, to) is their place in the token's list of scores.
-func (t *mlaTask) rowsOf(s *cpuScratch, i, chunk int) (rows []float32, from, to int) {
-	cache, width := t.cache()
+// within is the rows of the cache that the i-th token sees in a chunk, or those
+// of them that it selected. [from, to) is their place in the token's list of
+// scores.
+func (t *mlaTask) within(i, chunk int) (rows []float32, chosen []int32, from, to int) {
+	rows, width := t.cache()
 	lo, hi := chunk*kernel.Chunk, (chunk+1)*kernel.Chunk
 	n, chosen := t.positions(i)
 	if chosen == nil {
 		from, to = min(lo, n), min(hi, n)
-		return cache[from*width : to*width], from, to
+		return rows[from*width : to*width], nil, from, to
 	}
 	from, to = lowerBound(chosen, lo), lowerBound(chosen, hi)
-	grow(&s.picked, (to-from)*width)
-	for k, p := range chosen[from:to] {
-		copy(s.picked[k*width:][:width], cache[int(p)*width:])
-	}
-	return s.picked, from, to
+	return rows, chosen[from:to], from, to
 }
 
 // chunk scores the positions of one chunk for all heads, or sums up their
@@ -198,7 +194,7 @@ func (t *mlaTask) chunk(s *cpuScratch, chunk int) {
 	op := &t.op
 	_, width := t.cache()
 	for i := range t.b.S {
-		rows, from, to := t.rowsOf(s, i, chunk)
+		rows, chosen, from, to := t.within(i, chunk)
 		s.queries, s.lists, s.outs = s.queries[:0], s.lists[:0], s.outs[:0]
 		for h := range op.Heads {
 			row := i*op.Heads + h
@@ -207,9 +203,9 @@ func (t *mlaTask) chunk(s *cpuScratch, chunk int) {
 			s.outs = append(s.outs, t.part(chunk, row))
 		}
 		if t.sweep == sweepScore {
-			kernel.ScoreBatch(s.lists, s.queries, rows, width, nil, op.Scale)
+			kernel.ScoreBatch(s.lists, s.queries, rows, width, chosen, op.Scale)
 		} else {
-			kernel.LatentBatch(s.outs, s.lists, rows, width, nil, &s.Scratch)
+			kernel.LatentBatch(s.outs, s.lists, rows, width, chosen, &s.Scratch)
 		}
 	}
 }
@@ -217,39 +213,20 @@ func (t *mlaTask) chunk(s *cpuScratch, chunk int) {
 // token is the scores, the softmax and the context of one token for all heads.
 func (t *mlaTask) token(s *cpuScratch, i int) {
 	op := &t.op
-	_, width := t.cache()
-	n, _ := t.positions(i)
+	cache, width := t.cache()
+	n, chosen := t.positions(i)
 	grow(&s.scores, op.Heads*n)
-	grow(&s.latents, op.Heads*op.KVLoRA)
-	s.queries = s.queries[:0]
+	s.queries, s.lists, s.outs = s.queries[:0], s.lists[:0], s.outs[:0]
 	for h := range op.Heads {
 		s.queries = append(s.queries, t.query[(i*op.Heads+h)*width:][:width])
-		clear(t.part(0, i*op.Heads+h))
+		s.lists = append(s.lists, s.scores[h*n:][:n])
+		s.outs = append(s.outs, t.part(0, i*op.Heads+h))
 	}
-	chunks := blocks(t.b.Pos+i+1, kernel.Chunk)
-	cut := func(from, to int) {
-		s.lists, s.outs = s.lists[:0], s.outs[:0]
-		for h := range op.Heads {
-			s.lists = append(s.lists, s.scores[h*n:][from:to])
-			s.outs = append(s.outs, s.latents[h*op.KVLoRA:][:op.KVLoRA])
-		}
+	kernel.ScoreBatch(s.lists, s.queries, cache, width, chosen, op.Scale)
+	for _, list := range s.lists {
+		kernel.Softmax(list)
 	}
-	for chunk := range chunks {
-		rows, from, to := t.rowsOf(s, i, chunk)
-		cut(from, to)
-		kernel.ScoreBatch(s.lists, s.queries, rows, width, nil, op.Scale)
-	}
-	for h := range op.Heads {
-		kernel.Softmax(s.scores[h*n:][:n])
-	}
-	for chunk := range chunks {
-		rows, from, to := t.rowsOf(s, i, chunk)
-		cut(from, to)
-		kernel.LatentBatch(s.outs, s.lists, rows, width, nil, &s.Scratch)
-		for h, part := range s.outs {
-			kernel.Add(t.part(0, i*op.Heads+h), part)
-		}
-	}
+	kernel.LatentBatch(s.outs, s.lists, cache, width, chosen, &s.Scratch)
 }
 
 func (t *mlaTask) part(chunk, row int) []float32 {
@@ -300,21 +277,6 @@ func lowerBound(list []int32, v int) int {
 		}
 	}
 	return lo
-}
-
-// index scores every position the i-th token can see and keeps the best.
-func (c *CPU) index(op Index, b Batch, i int, s *cpuScratch) {
-	positions := b.Pos + i + 1
-	if positions <= op.Select.Width {
-		return
-	}
-	grow(&s.scores, positions)
-	grow(&s.query, op.Heads)
-	for h, w := range c.row(op.HeadWeight, b, i) {
-		s.query[h] = w * op.HeadScale
-	}
-	kernel.IndexScore(s.scores, c.row(op.Q, b, i), s.query, c.floats[op.Keys.ID], op.Scale)
-	kernel.TopK(c.intRow(op.Select, i), s.scores, op.Select.Width)
 }
 
 // grow sets the length of a scratch slice; its contents are undefined.

@@ -143,3 +143,8 @@ func readAVX512(p *byte, lines int) uint64
 //
 //go:noescape
 func readAVX2(p *byte, lines int) uint64
+
+// prefetchRows asks for the first lines cache lines of n picked rows, stride bytes apart.
+//
+//go:noescape
+func prefetchRows(rows *float32, stride int, picks *int32, n int, lines int)

@@ -5655,3 +5655,28 @@ line:
 	VZEROUPPER
 	MOVQ   AX, ret+16(FP)
 	RET
+
+// func prefetchRows(rows *float32, stride int, picks *int32, n int, lines int)
+// Requires: MMX+
+TEXT ·prefetchRows(SB), NOSPLIT, $0-40
+	MOVQ rows+0(FP), AX
+	MOVQ stride+8(FP), CX
+	MOVQ picks+16(FP), DX
+	MOVQ n+24(FP), BX
+	MOVQ lines+32(FP), SI
+
+row:
+	MOVLQSX (DX), DI
+	IMULQ   CX, DI
+	ADDQ    AX, DI
+	MOVQ    SI, R8
+
+line:
+	PREFETCHT1 (DI)
+	ADDQ       $0x40, DI
+	DECQ       R8
+	JNZ        line
+	ADDQ       $0x04, DX
+	DECQ       BX
+	JNZ        row
+	RET

@@ -33,6 +33,10 @@ func dotSIMD(a, b []float32) (float32, bool) {
 	return out[0], true
 }
 
+// scoreAhead is how many picked rows lie between those in work and those that
+// are asked for.
+const scoreAhead = 8
+
 // scoreSIMD sets dst[s][i] to the product of x[s] and the row of position i,
 // times scale.
 func scoreSIMD(dst, x [][]float32, cache []float32, stride int, positions []int32, scale float32) bool {
@@ -52,6 +56,9 @@ func scoreSIMD(dst, x [][]float32, cache []float32, stride int, positions []int3
 	t.out = unsafe.Pointer(&out[0])
 	for i := 0; i < n; i += 4 {
 		rows := min(4, n-i)
+		if at := i + scoreAhead; positions != nil && at < n {
+			prefetchRows(first(cache), 4*stride, &positions[at], min(4, n-at), width/16)
+		}
 		for r := range t.w {
 			p := i + min(r, rows-1)
 			if positions != nil {
@@ -59,7 +66,10 @@ func scoreSIMD(dst, x [][]float32, cache []float32, stride int, positions []int3
 			}
 			t.w[r] = unsafe.Pointer(first(cache[p*stride:][:width]))
 		}
-		t.next = uintptr(t.w[0]) + ahead(16*stride)
+		t.next = uintptr(t.w[0])
+		if positions == nil {
+			t.next += ahead(16 * stride)
+		}
 		for s := 0; s < len(x); {
 			k := dotVectors(len(x) - s)
 			t.x = unsafe.Pointer(&x[s])
@@ -129,7 +139,8 @@ type fourSums struct {
 
 // sumRows adds the rows times w[s][from:to] to sums[s], four sums at a time if
 // the columns allow: those of a tile stay in the first-level cache for all.
-func sumRows(sums, w [][]float32, from, to int, rows []float32, stride int, picks []int32) {
+// Meanwhile it asks for the rows of the picks to come.
+func sumRows(sums, w [][]float32, from, to int, rows []float32, stride int, picks, next []int32) {
 	width, fours := len(sums[0]), 0
 	if width%sumColumns == 0 {
 		fours = len(sums) &^ 3
@@ -149,6 +160,9 @@ func sumRows(sums, w [][]float32, from, to int, rows []float32, stride int, pick
 	t := fourSums{stride: 4 * stride, n: to - from, picks: first(picks)}
 	columns := sumColumns
 	for c := 0; c < width; c += columns {
+		if ask := next[len(next)*c/width : len(next)*(c+columns)/width]; len(ask) > 0 {
+			prefetchRows(&rows[0], 4*stride, &ask[0], len(ask), width/16)
+		}
 		t.rows = unsafe.Pointer(&rows[c])
 		for s := 0; s < fours; s += 4 {
 			for q := range t.acc {
@@ -193,13 +207,13 @@ func latentSIMD(dst, p [][]float32, cache []float32, stride int, positions []int
 		for end < n && end < i+latentTile && at(end)/Chunk == chunk {
 			end++
 		}
-		rows, picks := cache, []int32(nil)
+		rows, picks, next := cache, []int32(nil), []int32(nil)
 		if positions == nil {
 			rows = cache[i*stride:]
 		} else {
-			picks = positions[i:end]
+			picks, next = positions[i:end], positions[end:min(end+latentTile, n)]
 		}
-		sumRows(tmp.views, p, i, end, rows, stride, picks)
+		sumRows(tmp.views, p, i, end, rows, stride, picks, next)
 		if end == n || at(end)/Chunk != chunk {
 			for s, d := range dst {
 				Add(d, tmp.views[s])
@@ -425,7 +439,7 @@ func qabsSIMD(dst, q [][]float32, m quantize.Matrix, rowStart int, tmp *Scratch)
 				Dequant(m, rowStart+r+i, tmp.row[i*m.Cols:][:m.Cols])
 			}
 		}
-		sumRows(dst, q, r, r+n, tmp.row, m.Cols, nil)
+		sumRows(dst, q, r, r+n, tmp.row, m.Cols, nil, nil)
 	}
 	return true
 }

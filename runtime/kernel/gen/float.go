@@ -109,6 +109,7 @@ func floatFamily() {
 	}
 	readAll512()
 	readAll256()
+	prefetchRows()
 }
 
 var (
@@ -459,6 +460,29 @@ func readAll512() {
 	VMOVQ(reg.X0, r)
 	VZEROUPPER()
 	Store(r, ReturnIndex(0))
+	RET()
+}
+
+func prefetchRows() {
+	TEXT("prefetchRows", NOSPLIT, "func(rows *float32, stride int, picks *int32, n, lines int)")
+	Pragma("noescape")
+	Doc("prefetchRows asks for the first lines cache lines of n picked rows, stride bytes apart.")
+	rows, stride, picks := Load(Param("rows"), GP64()), Load(Param("stride"), GP64()), Load(Param("picks"), GP64())
+	n, lines := Load(Param("n"), GP64()), Load(Param("lines"), GP64())
+	Label("row")
+	p, left := GP64(), GP64()
+	MOVLQSX(Mem{Base: picks}, p)
+	IMULQ(stride, p)
+	ADDQ(rows, p)
+	MOVQ(lines, left)
+	Label("line")
+	PREFETCHT1(Mem{Base: p})
+	ADDQ(Imm(line), p)
+	DECQ(left)
+	JNZ(LabelRef("line"))
+	ADDQ(Imm(4), picks)
+	DECQ(n)
+	JNZ(LabelRef("row"))
 	RET()
 }
 
