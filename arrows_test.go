@@ -31,6 +31,7 @@ var arrows = map[string][]string{
 	"cmd/inspect":         {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl", "cmd/internal/cli", "cmd/internal/report"},
 	"cmd/run":             {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl", "cmd/internal/cli", "cmd/internal/report", "internal/fixtures"},
 	"internal/fixtures":   {},
+	"internal/guard":      {},
 	"internal/msl":        {},
 	"benchmarks/mkrandom": {"format", "quantize", "runtime/kernel", "runtime"},
 	"internal/genptx":     {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl"},
@@ -38,7 +39,7 @@ var arrows = map[string][]string{
 
 // testRooms is what the tests of any room may import besides its own arrows;
 // the repository's own tests may import every room.
-var testRooms = []string{"internal/fixtures"}
+var testRooms = []string{"internal/fixtures", "internal/guard"}
 
 // foreign lists what the packages below cmd must not import, with the reason.
 var foreign = map[string]string{

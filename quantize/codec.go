@@ -92,7 +92,9 @@ func absmaxScale(w []float32, qmax float32) float32 {
 // maxAbs compares magnitudes as integers: the order is the same, and NaN is
 // greater than everything.
 func maxAbs(w []float32) float32 {
-	var a, b, c, d uint32
+	n, top := vectorMaxAbs(w)
+	a, b, c, d := math.Float32bits(top)<<1, uint32(0), uint32(0), uint32(0)
+	w = w[n:]
 	for ; len(w) >= 4; w = w[4:] {
 		a = max(a, math.Float32bits(w[0])<<1)
 		b = max(b, math.Float32bits(w[1])<<1)
@@ -111,7 +113,6 @@ func maxAbs(w []float32) float32 {
 //
 // Codes need no clipping: the scale of a block is at least max|w|/qmax less
 // half an ulp, so |w/s| < qmax + ½.
-func rint(x float32) int32 {
-	const shift = 3 << 22
-	return int32(math.Float32bits(x+shift)) - 0x4b400000
-}
+func rint(x float32) int32 { return int32(math.Float32bits(x+rintShift)) - 0x4b400000 }
+
+const rintShift = 3 << 22

@@ -3,6 +3,7 @@ package quantize
 import (
 	"encoding/binary"
 	"math"
+	"unsafe"
 
 	"github.com/x448/float16"
 )
@@ -21,24 +22,25 @@ func decodeF16(dst []float32, code []byte, _ []float32, _ int)  { F16ToF32(dst, 
 
 // BytesToF32 reads len(dst) little-endian float32.
 func BytesToF32(dst []float32, src []byte) {
-	src = src[:4*len(dst)]
-	for i := range dst {
-		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
-	}
+	copy(floatBytes(dst), src[:4*len(dst)])
 }
 
 // F32ToBytes writes little-endian float32 to dst, 4 bytes each.
 func F32ToBytes(dst []byte, src []float32) {
-	dst = dst[:4*len(src)]
-	for i, x := range src {
-		binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(x))
-	}
+	copy(dst[:4*len(src)], floatBytes(src))
+}
+
+// floatBytes is the memory of floats: every platform here is little-endian,
+// and scales are used as they lie in the file anyway.
+func floatBytes(w []float32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(w))), 4*len(w))
 }
 
 // BF16ToF32 widens len(dst) little-endian bfloat16.
 func BF16ToF32(dst []float32, src []byte) {
 	src = src[:2*len(dst)]
-	for ; len(dst) >= 4; src, dst = src[8:], dst[4:] {
+	n := vector(opWidenBF16, len(dst), dst, src, 0, 0)
+	for src, dst = src[2*n:], dst[n:]; len(dst) >= 4; src, dst = src[8:], dst[4:] {
 		four, to := binary.LittleEndian.Uint64(src), dst[:4]
 		to[0] = math.Float32frombits(uint32(four) << 16)
 		to[1] = math.Float32frombits(uint32(four) & 0xffff0000)
@@ -53,8 +55,8 @@ func BF16ToF32(dst []float32, src []byte) {
 // F32ToBF16 narrows src to little-endian bfloat16 in dst, 2 bytes each.
 func F32ToBF16(dst []byte, src []float32) {
 	dst = dst[:2*len(src)]
-	for i, x := range src {
-		b := math.Float32bits(x)
+	for i := vector(opNarrowBF16, len(src), dst, src, 0, 0); i < len(src); i++ {
+		b := math.Float32bits(src[i])
 		if b<<1 > 0xff000000 {
 			b |= 1 << 22 // a NaN whose payload is only in the lower half stays a NaN
 		} else {
@@ -67,7 +69,7 @@ func F32ToBF16(dst []byte, src []float32) {
 // F16ToF32 widens len(dst) little-endian binary16.
 func F16ToF32(dst []float32, src []byte) {
 	src = src[:2*len(dst)]
-	for i := range dst {
+	for i := vector(opWidenF16, len(dst), dst, src, 0, 0); i < len(dst); i++ {
 		dst[i] = float16.Frombits(binary.LittleEndian.Uint16(src[2*i:])).Float32()
 	}
 }
@@ -76,7 +78,7 @@ func F16ToF32(dst []float32, src []byte) {
 // rounds above 65504 becomes infinite.
 func F32ToF16(dst []byte, src []float32) {
 	dst = dst[:2*len(src)]
-	for i, x := range src {
-		binary.LittleEndian.PutUint16(dst[2*i:], float16.Fromfloat32(x).Bits())
+	for i := vector(opNarrowF16, len(src), dst, src, 0, 0); i < len(src); i++ {
+		binary.LittleEndian.PutUint16(dst[2*i:], float16.Fromfloat32(src[i]).Bits())
 	}
 }

@@ -32,8 +32,8 @@ var fp8Values = func() (t [256]float32) {
 // FP8ToF32 widens len(dst) E4M3 codes without a scale.
 func FP8ToF32(dst []float32, src []byte) {
 	src = src[:len(dst)]
-	for i, c := range src {
-		dst[i] = fp8Values[c]
+	for i := vector(opWidenFP8, len(dst), dst, src, 1, 0); i < len(dst); i++ {
+		dst[i] = fp8Values[src[i]]
 	}
 }
 
@@ -41,9 +41,8 @@ func FP8ToF32(dst []float32, src []byte) {
 func fp8Scaled(dst []float32, codes []byte, scales []float32) {
 	for _, s := range scales {
 		n := min(fp8Block, len(dst))
-		d := dst[:n]
-		for i, c := range codes[:n] {
-			d[i] = fp8Values[c] * s
+		for i := vector(opWidenFP8, n, dst, codes, s, 0); i < n; i++ {
+			dst[i] = fp8Values[codes[i]] * s
 		}
 		dst, codes = dst[n:], codes[n:]
 	}
@@ -68,9 +67,9 @@ func encodeFP8(m Matrix, row, n int, w []float32) {
 			}
 			scales[b] = s
 			for r := top; r < bottom; r++ {
-				codes := m.W[(row+r)*m.Cols+left : (row+r)*m.Cols+right]
-				for i, x := range w[r*m.Cols+left : r*m.Cols+right] {
-					codes[i] = fp8Code(x / s)
+				codes, x := m.W[(row+r)*m.Cols+left:(row+r)*m.Cols+right], w[r*m.Cols+left:r*m.Cols+right]
+				for i := vector(opRoundFP8, len(x), codes, x, s, 0); i < len(x); i++ {
+					codes[i] = fp8Code(x[i] / s)
 				}
 			}
 		}

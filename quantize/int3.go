@@ -16,12 +16,16 @@ func encodeInt3(code []byte, scales, w []float32, _ int) {
 		n := min(int3Group, len(w))
 		s := absmaxScale(w[:n], 3)
 		scales[g] = s
+		var u [int3Group]byte
+		for k := vector(opRound8, n, u[:], w, s, rintShift+4); k < n; k++ {
+			u[k] = byte(rint(w[k]/s) + 4)
+		}
 		var lo [2]uint64
 		hi := ^uint64(0) << n
-		for k, x := range w[:n] {
-			u := uint64(rint(x/s) + 4)
-			lo[k/32&1] |= (u & 3) << (2 * k & 63)
-			hi |= (u >> 2 & 1) << (k & 63)
+		for k := 0; k < n; k += 8 {
+			eight := binary.LittleEndian.Uint64(u[k:])
+			lo[k/32&1] |= pack2(eight) << (2 * k & 63)
+			hi |= pack1(eight>>2) << k
 		}
 		binary.LittleEndian.PutUint64(code, lo[0])
 		binary.LittleEndian.PutUint64(code[8:], lo[1])
@@ -29,6 +33,17 @@ func encodeInt3(code []byte, scales, w []float32, _ int) {
 		code, w = code[int3Bytes:], w[n:]
 	}
 }
+
+// pack2 gathers the last two bits of eight bytes, the first byte's lowest.
+func pack2(x uint64) uint64 {
+	x &= 0x0303030303030303
+	x = (x | x>>6) & 0x000f000f000f000f
+	x = (x | x>>12) & 0x000000ff000000ff
+	return (x | x>>24) & 0xffff
+}
+
+// pack1 gathers the last bit of eight bytes, the first byte's lowest.
+func pack1(x uint64) uint64 { return (x & 0x0101010101010101) * 0x0102040810204080 >> 56 }
 
 func decodeInt3(dst []float32, code []byte, scales []float32, _ int) {
 	for _, s := range scales {

@@ -16,9 +16,11 @@ func decodeInt4(dst []float32, code []byte, scales []float32, _ int) {
 // encodeNibbles packs w under one scale, which it returns. It rounds as rint
 // does, with the zero point in the sum: the last four bits of it are the code.
 func encodeNibbles(code []byte, w []float32) float32 {
-	const shift = 3<<22 + 8
+	const shift = rintShift + 8
 	s := absmaxScale(w, 7)
 	code = code[:(len(w)+1)/2]
+	n := vector(opRound4, len(w), code, w, s, shift)
+	code, w = code[n/2:], w[n:]
 	for ; len(w) >= 8 && len(code) >= 4; w, code = w[8:], code[4:] {
 		x, c := w[:8], code[:4]
 		for i := range c {

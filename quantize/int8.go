@@ -6,8 +6,8 @@ func encodeInt8(code []byte, scales, w []float32, _ int) {
 	s := absmaxScale(w, 127)
 	scales[0] = s
 	code = code[:len(w)]
-	for i, x := range w {
-		code[i] = byte(rint(x / s))
+	for i := vector(opRound8, len(w), code, w, s, rintShift); i < len(w); i++ {
+		code[i] = byte(rint(w[i] / s))
 	}
 }
 

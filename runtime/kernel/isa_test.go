@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"hawkmoth/format"
+	"hawkmoth/internal/guard"
 	"hawkmoth/quantize"
 )
 
@@ -59,14 +60,14 @@ func guardedFloats(t testing.TB, x []float32) []float32 {
 	if len(x) == 0 {
 		return nil
 	}
-	b := guarded(t, 4*len(x))
+	b := guard.Bytes(t, 4*len(x))
 	f := unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(x))
 	copy(f, x)
 	return f
 }
 
 func guardedMatrix(t testing.TB, m quantize.Matrix) quantize.Matrix {
-	w := guarded(t, len(m.W))
+	w := guard.Bytes(t, len(m.W))
 	copy(w, m.W)
 	m.W = w
 	m.S = guardedFloats(t, m.S)

@@ -1,15 +1,11 @@
 //go:build unix
 
-package kernel
+package guard
 
-import (
-	"testing"
+import "golang.org/x/sys/unix"
 
-	"golang.org/x/sys/unix"
-)
-
-// guarded is n bytes that end where no memory is mapped.
-func guarded(t testing.TB, n int) []byte {
+// Bytes is n bytes that end where no memory is mapped.
+func Bytes(t T, n int) []byte {
 	page := unix.Getpagesize()
 	size := (n + page - 1) / page * page
 	m, err := unix.Mmap(-1, 0, size+page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
