@@ -110,13 +110,15 @@ func accumulateFour(t *byte, columns int) {
 		accumulateFourAVX512(t)
 		return
 	}
-	f := (*fourSums)(unsafe.Pointer(t))
-	for range columns / 16 {
-		accumulateFourAVX2(t)
-		f.rows = unsafe.Add(f.rows, 64)
-		for q := range f.acc {
-			f.acc[q] = unsafe.Add(f.acc[q], 64)
+	f := *(*fourSums)(unsafe.Pointer(t))
+	for c := range columns / 16 {
+		if c > 0 { // a pointer never goes behind its row
+			f.rows = unsafe.Add(f.rows, 64)
+			for q := range f.acc {
+				f.acc[q] = unsafe.Add(f.acc[q], 64)
+			}
 		}
+		accumulateFourAVX2((*byte)(unsafe.Pointer(&f)))
 	}
 }
 

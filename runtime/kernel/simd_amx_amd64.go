@@ -140,8 +140,8 @@ func amxRows(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32, fir
 		}
 		p.next = uintptr(p.w[0]) + uintptr(amxPanelRows*rowBytes)
 		k.spread((*byte)(unsafe.Pointer(p)))
-		p.packed, p.scales = unsafe.Pointer(unsafe.SliceData(s.packed)), uintptr(unsafe.Pointer(unsafe.SliceData(s.scales)))
-		p.vectors, p.out = len(act), uintptr(unsafe.Pointer(unsafe.SliceData(s.out)))
+		p.packed, p.scales = unsafe.Pointer(unsafe.SliceData(s.packed)), address(s.scales)
+		p.vectors, p.out = len(act), address(s.out)
 		p.at, p.mask = 4*(o-first), 1<<n-1
 		k.multiply((*byte)(unsafe.Pointer(p)))
 	}

@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	goruntime "runtime"
 	"unsafe"
 
 	"hawkmoth/format"
@@ -10,11 +11,13 @@ import (
 )
 
 // tile is the argument of the integer kernels: up to four rows of a matrix and
-// any number of activations. The assembly knows the offsets.
+// any number of activations. The assembly knows the offsets. It moves w, s, out
+// and rowScale from tile to tile, in the end behind what they point into: as
+// pointers they could there mean another, freed object to the garbage collector.
 type tile struct {
-	w        [4]unsafe.Pointer // codes of each row
+	w        [4]uintptr        // codes of each row
 	tail     [4]unsafe.Pointer // the codes of the last, padded quad of each row
-	s        [4]unsafe.Pointer // scales of each row, if it has groups
+	s        [4]uintptr        // scales of each row, if it has groups
 	tailS    [4]unsafe.Pointer // the padded quad's scales, one a block
 	act      unsafe.Pointer    // *Activation of the first of n
 	n        int
@@ -23,10 +26,10 @@ type tile struct {
 	next     uintptr        // what to prefetch: the rows to come
 	nextS    uintptr        // and their scales
 	acc      unsafe.Pointer // [n][16]float32, working memory
-	out      unsafe.Pointer // [n][4]float32: a product a row
+	out      uintptr        // [n][4]float32: a product a row
 	scales   [4]float32     // room for rowScale
 	half     int            // bytes from the activations' sums of blocks to those of first halves
-	rowScale unsafe.Pointer // a scale for each row
+	rowScale uintptr        // a scale for each row
 	tiles    int            // to work on; what follows leads from one to the next
 	stepW    int            // bytes of the rows' codes
 	stepS    int            // of their scales, if they have groups
@@ -145,7 +148,7 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 	simple := tailBlocks == 0 && !spreadGroups
 	_ = m.W[lo*rowBytes : hi*rowBytes]
 	_ = m.S[lo*scales : hi*scales]
-	w, sc := unsafe.Pointer(unsafe.SliceData(m.W)), unsafe.Pointer(unsafe.SliceData(m.S))
+	w, sc := address(m.W), address(m.S)
 	t.stepW, t.stepS = k.rows*rowBytes, 0
 	if group > 0 {
 		t.stepS = 4 * k.rows * scales
@@ -153,14 +156,14 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 	for o := lo; o < hi; o += tilesOf(k.rows, simple, hi-o) * k.rows {
 		tiles, n := tilesOf(k.rows, simple, hi-o), min(k.rows, hi-o)
 		t.tiles, t.stepR = tiles, 0
-		t.out, t.rowScale = unsafe.Pointer(unsafe.SliceData(s.out)), unsafe.Pointer(&t.scales)
+		t.out, t.rowScale = address(s.out), address(t.scales[:])
 		for r := range k.rows {
 			row := o + min(r, n-1)
-			t.w[r] = unsafe.Add(w, row*rowBytes)
+			t.w[r] = w + uintptr(row*rowBytes)
 			if group == 0 {
 				t.scales[r] = m.S[row]
 			} else {
-				t.s[r] = unsafe.Add(sc, 4*row*scales)
+				t.s[r] = sc + uintptr(4*row*scales)
 				t.scales[r] = 1
 			}
 			if !simple {
@@ -168,10 +171,9 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 			}
 		}
 		if group == 0 && n == k.rows {
-			t.rowScale, t.stepR = unsafe.Add(sc, 4*o), 4*k.rows
+			t.rowScale, t.stepR = sc+uintptr(4*o), 4*k.rows
 		}
-		t.next = uintptr(t.w[0]) + next
-		t.nextS = uintptr(t.s[0]) + nextS
+		t.next, t.nextS = t.w[0]+next, t.s[0]+nextS
 		k.run((*byte)(unsafe.Pointer(t)))
 		out := s.out
 		for at := o - first; at < o-first+tiles*k.rows; at += k.rows {
@@ -185,8 +187,12 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 			}
 		}
 	}
+	goruntime.KeepAlive(m)
 	return true
 }
+
+// address is where a slice begins, as a number; somebody must keep it alive.
+func address[T any](s []T) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(s))) }
 
 // maxTiles bounds the tiles of a call, which nothing can interrupt.
 const maxTiles = 16
@@ -212,7 +218,7 @@ func (s *simdScratch) prepareRow(r int, codes []byte, sc []float32, quadBytes, t
 		for b := range d {
 			d[b] = sc[b*Block/group]
 		}
-		t.s[r] = unsafe.Pointer(unsafe.SliceData(d))
+		t.s[r] = address(d)
 	}
 	if tailBlocks == 0 {
 		return
