@@ -111,6 +111,7 @@ func (c *CPU) Alloc(rows, width int, elem Elem) (Vec, error) {
 	var i []int32
 	if elem == Float {
 		f = make([]float32, rows*width)
+		hugePages(f)
 	} else {
 		i = make([]int32, rows*width)
 	}
