@@ -432,11 +432,16 @@ func plainSpec(t *Tensor, rows, cols int) (Spec, error) {
 }
 
 // Missing is the error for a tensor that a model needs and the snapshot lacks:
-// it says which shards were seen, and which the numbering lacks.
+// it says how many shards were seen, and which of them the numbering lacks.
 func (s *Snapshot) Missing(name string) error {
-	e := &Error{Kind: ErrIncomplete, Path: s.Dir, Tensor: name, What: fmt.Sprintf("missing tensor; %d shards seen", len(s.Shards))}
+	e := &Error{Kind: ErrIncomplete, Path: s.Dir, Tensor: name, What: "missing tensor; 1 shard seen"}
+	if n := len(s.Shards); n != 1 {
+		e.What = fmt.Sprintf("missing tensor; %d shards seen", n)
+	}
 	if len(s.gaps) > 0 {
 		e.What += ", the numbering lacks " + strings.Join(s.gaps, ", ") + ": incomplete download? fetch these files again"
+	} else {
+		e.What += ": incomplete download, or config.json of another model?"
 	}
 	return e
 }

@@ -237,7 +237,7 @@ func TestPlainTensorsOfASnapshot(t *testing.T) {
 	_, err = s.Spec("u", 3, 5)
 	wantError(t, err, ErrIncomplete, "u: ", "without their scales u.qs")
 	_, err = s.Spec("absent", 3, 5)
-	wantError(t, err, ErrIncomplete, "absent: missing tensor; 1 shards seen")
+	wantError(t, err, ErrIncomplete, "absent: missing tensor; 1 shard seen")
 	if s.Converted() {
 		t.Error("a plain snapshot counts as converted")
 	}
@@ -367,7 +367,7 @@ func TestD9ShardNumbering(t *testing.T) {
 				return
 			}
 			err = s.Missing("model.embed_tokens.weight")
-			wantError(t, err, ErrIncomplete, append(c.warn, "model.embed_tokens.weight", fmt.Sprintf("%d shards seen", len(c.files)), "fetch these files again")...)
+			wantError(t, err, ErrIncomplete, append(c.warn, "model.embed_tokens.weight", fmt.Sprintf("; %d shard", len(c.files)), " seen", "fetch these files again")...)
 			for _, w := range c.warn {
 				if !strings.Contains(strings.Join(s.Warnings, "\n"), w) {
 					t.Errorf("warnings %v lack %s", s.Warnings, w)

@@ -62,27 +62,47 @@ func TakeCensus(snap *format.Snapshot, wants []Want) (*Census, format.Problems) 
 	return c, problems
 }
 
-// MissingError says what is not there and what the directory looks like, so
-// that the reader can tell an unfinished download from a wrong model; nil if
-// nothing is missing.
-func (c *Census) MissingError(snap *format.Snapshot) error {
-	if len(c.Missing) == 0 {
+// MissingProblems names the tensors that a model needs and a snapshot lacks: one
+// problem for each family of names, and one for the layers of which nothing is
+// there. Each says what the directory looks like, so that the reader can tell
+// an unfinished download from a wrong model. missing are some of wants.
+func MissingProblems(snap *format.Snapshot, wants, missing []Want) format.Problems {
+	if len(missing) == 0 {
 		return nil
 	}
-	names := make([]string, len(c.Missing))
-	for i, w := range c.Missing {
-		names[i] = w.Name
+	held := map[int]bool{}
+	for _, w := range wants {
+		held[w.Layer] = held[w.Layer] || sourceOf(snap, w) != nil
 	}
-	lines := Collapse(names)
-	const most = 12
-	if len(lines) > most {
-		lines = append(lines[:most], fmt.Sprintf("… and %d more lines", len(lines)-most))
+	var problems format.Problems
+	fail := func(names string) { problems = append(problems, snap.Missing(names)) }
+	gone, count, prefix := map[int]bool{}, 0, ""
+	var names []string
+	roles := map[string]Role{}
+	for _, w := range missing {
+		if w.Layer >= 0 && !held[w.Layer] {
+			gone[w.Layer] = true
+			count++
+			prefix, _, _ = strings.Cut(w.Name, fmt.Sprintf(".%d.", w.Layer))
+			continue
+		}
+		names = append(names, w.Name)
+		roles[w.Name] = w.Role
 	}
-	what := fmt.Sprintf("%d of %d tensors are missing in %d shards: %s", len(names), len(names)+len(c.Found), len(snap.Shards), strings.Join(lines, ", "))
-	for _, w := range snap.Warnings {
-		what += "; " + w
+	switch layers := Ranges(slices.Collect(maps.Keys(gone))); len(gone) {
+	case 0:
+	case 1:
+		fail(fmt.Sprintf("%s.%s.* (1 whole layer: %d tensors)", prefix, layers, count))
+	default:
+		fail(fmt.Sprintf("%s.{%s}.* (%d whole layers: %d tensors)", prefix, layers, len(gone), count))
 	}
-	return &format.Error{Kind: format.ErrIncomplete, Path: snap.Dir, What: what}
+	for _, line := range Collapse(names) {
+		if role, ok := roles[line]; ok {
+			line += " (" + role.String() + ")"
+		}
+		fail(line)
+	}
+	return problems
 }
 
 // Indexer says whether the layers have their indexers; some of their tensors

@@ -237,7 +237,7 @@ func (p *planner) items(wants []Want) {
 		}
 		p.Items = append(p.Items, newItem(w, source, choice))
 	}
-	p.missing(wants, missing)
+	p.problems = append(p.problems, MissingProblems(p.snap, wants, missing)...)
 	for _, dtype := range slices.Sorted(maps.Keys(census)) {
 		u := census[dtype]
 		p.problems = append(p.problems, &format.Error{Kind: format.ErrUnsupported, Path: p.snap.Dir,
@@ -291,36 +291,6 @@ func (p *planner) unmatched(o *Override, wants []Want) {
 		p.fail(format.ErrUsage, "", what, fmt.Sprintf("%d tensors that the recipe leaves out or a later override decides", matched), "a tensor that it decides")
 	default:
 		p.fail(format.ErrUsage, "", what+" matches no tensor", "", "a part of a name, such as "+strings.Join(nearest(o.Match.String(), names, 3), ", "))
-	}
-}
-
-// missing reports absent tensors: whole layers as ranges, the rest by name.
-func (p *planner) missing(wants, missing []Want) {
-	if len(missing) == 0 {
-		return
-	}
-	present, all := map[int]bool{}, map[int]bool{}
-	for _, w := range wants {
-		if w.Layer >= 0 && !w.MTP {
-			all[w.Layer] = true
-			present[w.Layer] = present[w.Layer] || sourceOf(p.snap, w) != nil
-		}
-	}
-	gaps := map[int]bool{}
-	var names []string
-	for _, w := range missing {
-		if w.Layer >= 0 && !present[w.Layer] {
-			gaps[w.Layer] = true
-		} else {
-			names = append(names, w.Name)
-		}
-	}
-	if len(gaps) > 0 {
-		p.fail(format.ErrIncomplete, "", "layers "+Ranges(slices.Collect(maps.Keys(gaps)))+" are absent: an incomplete download, or config.json of another model",
-			fmt.Sprintf("%d layers", len(all)-len(gaps)), fmt.Sprintf("%d", len(all)))
-	}
-	for _, line := range Collapse(names) {
-		p.fail(format.ErrIncomplete, line, "missing: an incomplete download, or config.json of another model", "", "")
 	}
 }
 

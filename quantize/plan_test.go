@@ -335,7 +335,7 @@ func TestD10LayerGapsAreRanges(t *testing.T) {
 	whole := checkpoint(t, layersOf(0, 1, 2, 3, 4, 5)...)
 	snap := checkpoint(t, layersOf(0, 1, 3, 5)[:7]...)
 	_, err := NewPlan(snap, wantsOf(whole, 0), recipe(t, "balanced", Flags{}), PlanOptions{})
-	wantError(t, err, format.ErrIncomplete, "layers 2,4 are absent: an incomplete download", "(found 4 layers, wanted 6)", "model.layers.5.mlp.down_proj.weight: missing")
+	wantError(t, err, format.ErrIncomplete, ": model.layers.{2,4}.* (2 whole layers: 4 tensors): missing tensor; 1 shard seen: incomplete download, or config.json of another model?", "model.layers.5.mlp.down_proj.weight (dense): missing tensor")
 	if strings.Contains(err.Error(), "layers.2.") {
 		t.Errorf("a whole layer is listed by tensor: %v", err)
 	}
@@ -405,7 +405,7 @@ func TestE10TiedAndUntiedHeads(t *testing.T) {
 		t.Errorf("tied without a head: %v", err)
 	}
 	_, err = NewPlan(checkpoint(t, embed), tied(""), balanced, PlanOptions{})
-	wantError(t, err, format.ErrIncomplete, "lm_head.weight: missing")
+	wantError(t, err, format.ErrIncomplete, "lm_head.weight (head): missing tensor")
 	p, err = NewPlan(checkpoint(t, embed, matrix("lm_head.weight", 64, 64)), tied(embed.name), balanced, PlanOptions{})
 	if err != nil || len(p.Items) != 2 {
 		t.Fatalf("tied with a head: %v", err)

@@ -16,7 +16,8 @@ import (
 type Model struct {
 	Config    *Config
 	Snapshot  *format.Snapshot
-	Tokenizer *Tokenizer // nil where the snapshot has no tokenizer.json
+	Tokenizer *Tokenizer // nil if the model takes token ids only, for the reason in NoText
+	NoText    error      // of OpenTokenizer
 	Stops     []int32    // generation_config ∪ config ∪ the tokenizer's own end tokens
 	Census    *quantize.Census
 	Warnings  []string // what differs from the model as trained
@@ -56,9 +57,7 @@ func (m *Model) load() error {
 	}
 	census, problems := quantize.TakeCensus(m.Snapshot, wants)
 	m.Census = census
-	if err := census.MissingError(m.Snapshot); err != nil {
-		problems = append(problems, err)
-	}
+	problems = append(problems, quantize.MissingProblems(m.Snapshot, wants, census.Missing)...)
 	if m.indexer, err = census.Indexer(m.Snapshot); err != nil {
 		problems = append(problems, err)
 	}
@@ -113,33 +112,19 @@ func KindOf(w quantize.Want) Kind {
 }
 
 func (m *Model) loadTokenizer() error {
-	data, err := m.Snapshot.ReadJSONFile("tokenizer.json")
-	if errors.Is(err, fs.ErrNotExist) {
-		m.Warnings = append(m.Warnings, "no tokenizer.json: only token ids can be run")
-	} else if err != nil {
+	t, err := OpenTokenizer(m.Snapshot, m.Config.VocabSize)
+	switch {
+	case err == nil:
+		m.Tokenizer = t
+		m.Stops = append(m.Stops, t.EOS()...)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, format.ErrUnsupported):
+		m.NoText = err
+	default:
 		return err
-	}
-	settings, err := m.Snapshot.ReadJSONFile("tokenizer_config.json")
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if data != nil {
-		m.Tokenizer, err = LoadTokenizer(data, settings)
-		if errors.Is(err, format.ErrUnsupported) {
-			m.Warnings = append(m.Warnings, "only token ids can be run: "+err.Error())
-		} else if err != nil {
-			return err
-		}
-	}
-	if m.Tokenizer != nil {
-		if n := m.Tokenizer.VocabSize(); n > m.Config.VocabSize {
-			return &format.Error{Kind: format.ErrCorrupt, Path: "tokenizer.json", What: "token ids beyond the embedding",
-				Found: fmt.Sprintf("ids up to %d", n-1), Wanted: fmt.Sprintf("fewer than vocab_size, %d", m.Config.VocabSize)}
-		}
-		m.Stops = append(m.Stops, m.Tokenizer.EOS()...)
 	}
 	m.Stops = append(m.Stops, m.Config.EOS...)
-	if data, err = m.Snapshot.ReadJSONFile("generation_config.json"); err == nil {
+	data, err := m.Snapshot.ReadJSONFile("generation_config.json")
+	if err == nil {
 		o := &object{path: "generation_config.json"}
 		if err := json.Unmarshal(data, &o.raw); err != nil {
 			return &format.Error{Kind: format.ErrCorrupt, Path: o.path, What: "not a JSON object", Err: err}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 	"strconv"
@@ -27,6 +28,30 @@ const (
 // endTokens are special tokens that end a text or a turn in the models that have them.
 var endTokens = []string{"<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<end_of_turn>",
 	"<eos>", "</s>", "<｜end▁of▁sentence｜>"}
+
+// OpenTokenizer reads the tokenizer of a snapshot for an embedding of so many
+// rows. The error wraps fs.ErrNotExist where there is none and
+// format.ErrUnsupported for a kind that is not served: such a model takes token
+// ids only. Tokens that have no row are format.ErrCorrupt.
+func OpenTokenizer(snap *format.Snapshot, rows int) (*Tokenizer, error) {
+	data, err := snap.ReadJSONFile("tokenizer.json")
+	if err != nil {
+		return nil, err
+	}
+	settings, err := snap.ReadJSONFile("tokenizer_config.json")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	t, err := LoadTokenizer(data, settings)
+	if err != nil {
+		return nil, err
+	}
+	if n := t.VocabSize(); n > rows {
+		return nil, &format.Error{Kind: format.ErrCorrupt, Path: "tokenizer.json", What: "tokens that the embedding has no row for",
+			Found: fmt.Sprintf("ids up to %d", n-1), Wanted: fmt.Sprintf("at most %d, by vocab_size", rows-1)}
+	}
+	return t, nil
+}
 
 type tokenizerJSON struct {
 	AddedTokens   []addedToken   `json:"added_tokens"`

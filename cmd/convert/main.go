@@ -223,50 +223,27 @@ func openCheckpoint(dir string) (*checkpoint, error) {
 	return c, nil
 }
 
-// plan is quantize.NewPlan, with the tokenizer held against the embedding.
+// plan is quantize.NewPlan, with the tokenizer held against the embedding as
+// run will. A tokenizer of a kind that is not served is copied all the same.
 func (c *checkpoint) plan(recipe *quantize.Recipe, opts quantize.PlanOptions) (*quantize.Plan, error) {
 	plan, err := quantize.NewPlan(c.snap, c.config.Arch.Tensors(c.config), recipe, opts)
-	unread, terr := c.checkTokenizer()
+	_, terr := runtime.OpenTokenizer(c.snap, c.config.VocabSize)
 	switch {
-	case err == nil && terr == nil && unread != nil:
-		plan.Warnings = append(plan.Warnings, fmt.Sprintf("run will take token ids only, no text: %v", unread))
-		fallthrough
-	case err == nil && terr == nil:
-		return plan, nil
+	case errors.Is(terr, fs.ErrNotExist): // the plan warns of it
+		terr = nil
+	case errors.Is(terr, format.ErrUnsupported):
+		if err == nil {
+			plan.Warnings = append(plan.Warnings, fmt.Sprintf("run will take token ids only, no text: %v", terr))
+		}
+		terr = nil
+	}
+	switch {
 	case terr == nil:
-		return nil, err
+		return plan, err
 	case err == nil:
 		return nil, terr
 	}
 	return nil, format.Problems{err, terr}
-}
-
-// checkTokenizer reads the tokenizer as run will. One of a kind that is not
-// served is copied all the same.
-func (c *checkpoint) checkTokenizer() (unread, err error) {
-	data, err := c.snap.ReadJSONFile("tokenizer.json")
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // the plan warns of it
-	}
-	if err != nil {
-		return nil, err
-	}
-	settings, err := c.snap.ReadJSONFile("tokenizer_config.json")
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	t, err := runtime.LoadTokenizer(data, settings)
-	switch {
-	case errors.Is(err, format.ErrUnsupported):
-		return err, nil
-	case err != nil:
-		return nil, err
-	}
-	if n := t.VocabSize(); n > c.config.VocabSize {
-		return nil, &format.Error{Kind: format.ErrCorrupt, Path: "tokenizer.json", What: "has tokens that the embedding has no row for",
-			Found: fmt.Sprintf("ids up to %d", n-1), Wanted: fmt.Sprintf("at most %d", c.config.VocabSize-1)}
-	}
-	return nil, nil
 }
 
 func (r *report) run(cmd *cobra.Command, plan *quantize.Plan, f *flags) error {

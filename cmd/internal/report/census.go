@@ -100,7 +100,10 @@ func (r *Report) completeness(problems format.Problems) {
 	c.Complete = rangesOf(layers, func(l *layer) bool { return l.good == l.wanted })
 	c.Incomplete = rangesOf(layers, func(l *layer) bool { return l.held > 0 && l.good < l.wanted })
 	c.Absent = rangesOf(layers, func(l *layer) bool { return l.held == 0 })
-	r.missing(missing, func(n int) bool { return layers[n].held == 0 })
+	r.problem(quantize.MissingProblems(r.snap, r.wants, missing))
+	if len(missing) > 0 && r.Origin != nil {
+		r.Warnings = append(r.Warnings, quantize.ManifestName+" records a conversion that may not have been finished: the same convert command continues it")
+	}
 	for _, err := range problems {
 		var e *format.Error
 		known := errors.As(err, &e)
@@ -137,48 +140,6 @@ func rangesOf[T any](set map[int]T, is func(T) bool) string {
 		}
 	}
 	return quantize.Ranges(list)
-}
-
-// missing reports absent tensors; layers of which nothing is there are one line.
-func (r *Report) missing(list []quantize.Want, gone func(layer int) bool) {
-	if len(list) == 0 {
-		return
-	}
-	what := "missing tensor"
-	var e *format.Error
-	if errors.As(r.snap.Missing(""), &e) {
-		what = e.What // with the shards that were seen and those that their numbering lacks
-	}
-	layers, count := map[int]bool{}, 0
-	var prefix string
-	var names []string
-	roles := map[string]quantize.Role{}
-	for _, w := range list {
-		if w.Layer >= 0 && gone(w.Layer) {
-			layers[w.Layer] = true
-			prefix, _, _ = strings.Cut(w.Name, "."+strconv.Itoa(w.Layer)+".")
-			count++
-			continue
-		}
-		names = append(names, w.Name)
-		roles[w.Name] = w.Role
-	}
-	if len(layers) > 0 {
-		text := quantize.Ranges(slices.Collect(maps.Keys(layers)))
-		if len(layers) > 1 {
-			text = "{" + text + "}"
-		}
-		r.fail(format.ErrIncomplete, fmt.Sprintf("%s.%s.* (%s: %s)", prefix, text, plural(len(layers), "whole layer"), plural(count, "tensor")), what, "", "")
-	}
-	for _, line := range quantize.Collapse(names) {
-		if role, ok := roles[line]; ok {
-			line += " (" + role.String() + ")"
-		}
-		r.fail(format.ErrIncomplete, line, what, "", "")
-	}
-	if r.Origin != nil {
-		r.Warnings = append(r.Warnings, quantize.ManifestName+" records a conversion that may not have been finished: the same convert command continues it")
-	}
 }
 
 // unsupported asks the backend about every matrix of the main model, as

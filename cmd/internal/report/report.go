@@ -303,29 +303,16 @@ func (r *Report) origin() error {
 }
 
 func (r *Report) tokenizer() error {
-	data, err := r.snap.ReadJSONFile("tokenizer.json")
-	if errors.Is(err, fs.ErrNotExist) {
-		r.Warnings = append(r.Warnings, "no tokenizer.json: the model takes token ids only, no text")
-		return nil
-	}
-	settings, serr := r.snap.ReadJSONFile("tokenizer_config.json")
-	if errors.Is(serr, fs.ErrNotExist) {
-		serr = nil
-	}
-	var t *runtime.Tokenizer
-	if err = cmp.Or(err, serr); err == nil {
-		t, err = runtime.LoadTokenizer(data, settings)
-	}
-	if err != nil {
-		if _, kind := cli.Code(err); kind == "failed" {
-			return err
-		}
+	t, err := runtime.OpenTokenizer(r.snap, r.config.VocabSize)
+	switch _, kind := cli.Code(err); {
+	case err == nil:
+		r.Tokenizer = &Tokenizer{t.VocabSize(), r.config.VocabSize}
+	case errors.Is(err, fs.ErrNotExist), kind == "unsupported":
+		r.Warnings = append(r.Warnings, "the model takes token ids only, no text: "+err.Error())
+	case kind == "failed":
+		return err
+	default:
 		r.problem(err)
-		return nil
-	}
-	r.Tokenizer = &Tokenizer{t.VocabSize(), r.config.VocabSize}
-	if t.VocabSize() > r.config.VocabSize {
-		r.fail(format.ErrCorrupt, "", "tokenizer.json has token ids beyond the embedding", plural(t.VocabSize(), "id"), plural(r.config.VocabSize, "row"))
 	}
 	return nil
 }
