@@ -14,6 +14,10 @@ import (
 	"hawkmoth/runtime"
 )
 
+// backendNames are the values of --backend on any system; which of them this one
+// has is for metal.Drivers to say.
+var backendNames = []string{"auto", "cpu", "metal", "cuda", "emulator"}
+
 // placement is where a model runs.
 type placement struct {
 	gpu     *metal.Backend // nil: everything on the CPU
@@ -35,7 +39,7 @@ func (p *placement) backend() runtime.Backend {
 // it is the number of threads.
 func (p *placement) layers() string {
 	if p.gpu == nil {
-		return fmt.Sprintf("%d threads", p.cpu.Threads())
+		return count(p.cpu.Threads(), "thread")
 	}
 	off := map[int]bool{}
 	all := map[int]bool{}
@@ -85,17 +89,13 @@ func (f *modelFlags) open(cmd *cobra.Command) (*placement, error) {
 		}
 	}
 	if f.backend != "auto" {
-		return nil, &format.Error{Kind: format.ErrUnsupported, What: "no such backend on this system", Found: f.backend, Wanted: strings.Join(backends(), ", ")}
+		have := []string{"auto", "cpu"}
+		for _, d := range metal.Drivers() {
+			have = append(have, d.Name)
+		}
+		return nil, &format.Error{Kind: format.ErrUnsupported, What: "no such backend on this system", Found: f.backend, Wanted: strings.Join(have, ", ")}
 	}
 	return &placement{cpu: runtime.NewCPU(f.threads), name: "cpu"}, nil
-}
-
-func backends() []string {
-	names := []string{"auto", "cpu"}
-	for _, d := range metal.Drivers() {
-		names = append(names, d.Name)
-	}
-	return names
 }
 
 func (f *modelFlags) openGPU(d metal.Driver) (*placement, error) {
@@ -153,7 +153,7 @@ type listedDevice struct {
 	Index   int    `json:"index"`
 	Name    string `json:"name"`
 	Usable  bool   `json:"usable"`
-	Why     string `json:"why,omitempty"` // it is not
+	Why     string `json:"why,omitempty"` // it is not usable
 }
 
 // listDevices opens and probes every device.
@@ -183,7 +183,7 @@ func listDevices(cmd *cobra.Command) error {
 	for _, l := range list {
 		text := fmt.Sprintf("%-10s %d  %s", l.Backend, l.Index, l.Name)
 		if !l.Usable {
-			text = fmt.Sprintf("%-10s –  %s", l.Backend, l.Why)
+			text = fmt.Sprintf("%-10s –  %s", l.Backend, strings.TrimPrefix(l.Why, l.Backend+": "))
 		}
 		if _, err := fmt.Fprintln(cmd.OutOrStdout(), text); err != nil {
 			return err

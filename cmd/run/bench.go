@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"hawkmoth/cmd/internal/cli"
+	"hawkmoth/format"
 	"hawkmoth/runtime"
 )
 
@@ -57,13 +59,13 @@ machine's load meets all of them.`,
 		Args:    cli.Args("DIR..."),
 		RunE:    func(cmd *cobra.Command, args []string) error { return bench(cmd, args, &f) },
 	}
-	f.register(cmd)
 	fl := cmd.Flags()
-	fl.IntSliceVarP(&f.prompts, "prompt", "p", []int{512}, "tokens of the prompt; 0 leaves it out")
-	fl.IntSliceVarP(&f.generates, "max-tokens", "n", []int{128}, "tokens to generate; 0 leaves it out")
-	fl.IntSliceVarP(&f.depths, "depth", "d", []int{0}, "tokens of context before the measurement")
-	fl.IntVarP(&f.repeat, "repeat", "r", 5, "runs of each test")
-	fl.StringVarP(&f.output, "output", "o", "md", "md, json or csv")
+	fl.IntSliceVarP(&f.prompts, "prompt", "p", []int{512}, "`TOKENS` of the prompt; 0 leaves it out")
+	fl.IntSliceVarP(&f.generates, "max-tokens", "n", []int{128}, "`TOKENS` to generate; 0 leaves it out")
+	fl.IntSliceVarP(&f.depths, "depth", "d", []int{0}, "`TOKENS` of context before the measurement")
+	fl.IntVarP(&f.repeat, "repeat", "r", 5, "`RUNS` of each test")
+	fl.StringVarP(&f.output, "output", "o", "md", "`FORMAT` of the table: md, json or csv")
+	f.register(cmd)
 	return cmd
 }
 
@@ -102,8 +104,9 @@ func (f *benchFlags) tests() []benchTest {
 
 func bench(cmd *cobra.Command, dirs []string, f *benchFlags) (err error) {
 	tests := f.tests()
-	if f.repeat < 1 || len(tests) == 0 {
-		return cli.Usagef("-r must be at least 1, and -p or -n above 0")
+	negative := func(n int) bool { return n < 0 }
+	if f.repeat < 1 || len(tests) == 0 || slices.ContainsFunc(slices.Concat(f.prompts, f.generates, f.depths), negative) {
+		return cli.Usagef("-r must be at least 1, -p or -n above 0, and nothing negative")
 	}
 	if cli.JSON(cmd) {
 		f.output = "json"
@@ -121,6 +124,11 @@ func bench(cmd *cobra.Command, dirs []string, f *benchFlags) (err error) {
 		}
 		defer func() { err = errors.Join(err, m.Close()) }()
 		models = append(models, m)
+		for _, t := range tests {
+			if n, most := t.depth+t.tokens(), m.Config.MaxPositions; n > most {
+				return &format.Error{Kind: format.ErrUsage, Path: dir, What: t.String() + " does not fit into the context", Found: count(n, "token"), Wanted: fmt.Sprintf("at most %d, the model's limit", most)}
+			}
+		}
 	}
 	r := &benchReport{}
 	if r.ReadGBs, err = f.placed[0].bandwidth(); err != nil {

@@ -22,9 +22,8 @@ const (
 	demoPrompt = "Once upon a time there was a"
 	demoTokens = 64
 	demoRecipe = "small" // int4-grouped/64
-	// q_b and the indexer's wq_b have rows of 96, whose two scales a reader without
-	// stamps would take for groups of 48: they get a format that is never mistaken.
 	demoTensor = "q_b=int8-row"
+	demoWhy    = "q_b is int8-row, not int4-grouped/64: a reader without stamps would take the two scales of its rows of 96 for groups of 48"
 )
 
 func demoCommand() *cobra.Command {
@@ -54,13 +53,24 @@ let it continue a sentence. Takes seconds and needs no download.`,
 	return cmd
 }
 
+// demoEvent is a line of --json output for a step; the last step prints the
+// events of run.
+type demoEvent struct {
+	Event  string            `json:"event"` // "convert" or "inspect"
+	Total  *quantize.Summary `json:"total,omitempty"`
+	Report *report.Report    `json:"report,omitempty"`
+}
+
 // demo is the main job in three steps; each prints the command that does the
 // same to any other model.
 func demo(cmd *cobra.Command, dir string, kept bool) error {
-	out := cmd.OutOrStdout()
+	out, text := cmd.OutOrStdout(), cmd.OutOrStdout()
+	if cli.JSON(cmd) {
+		text = io.Discard
+	}
 	source, container := filepath.Join(dir, "tiny-glm"), filepath.Join(dir, "tiny-glm-g64")
 	step := func(title, command string) {
-		fmt.Fprintf(out, "\n%s\n  $ %s\n", cli.Paint(cmd, out, cli.Bold, title), command)
+		fmt.Fprintf(text, "\n%s\n  $ %s\n", cli.Paint(cmd, out, cli.Bold, title), command)
 	}
 	if err := os.Mkdir(source, 0o755); err != nil {
 		return err
@@ -69,24 +79,25 @@ func demo(cmd *cobra.Command, dir string, kept bool) error {
 		return err
 	}
 	step("1. Convert: BF16 checkpoint to a snapshot container", fmt.Sprintf("convert tiny-glm tiny-glm-g64 --recipe %s --tensor '%s'", demoRecipe, demoTensor))
-	if err := demoConvert(cmd, out, source, container); err != nil {
+	if err := demoConvert(cmd, text, source, container); err != nil {
 		return err
 	}
 	step("2. Inspect: what is in it", "inspect tiny-glm-g64")
-	if err := demoInspect(out, container); err != nil {
+	if err := demoInspect(cmd, text, container); err != nil {
 		return err
 	}
 	step("3. Run: continue a sentence", fmt.Sprintf("run tiny-glm-g64 -p %q -n %d", demoPrompt, demoTokens))
-	if err := demoRun(cmd, out, container); err != nil {
+	fmt.Fprintf(text, "  %s", cli.Paint(cmd, out, cli.Bold, demoPrompt))
+	if err := demoRun(cmd, container); err != nil {
 		return err
 	}
 	if kept {
-		fmt.Fprintf(out, "\nKept in %s: try run, inspect and convert on them.\n", dir)
+		fmt.Fprintf(text, "\nKept in %s: try run, inspect and convert on them.\n", dir)
 	}
 	return nil
 }
 
-func demoConvert(cmd *cobra.Command, out io.Writer, source, container string) (err error) {
+func demoConvert(cmd *cobra.Command, text io.Writer, source, container string) (err error) {
 	start := time.Now()
 	snap, err := format.Open(source)
 	if err != nil {
@@ -116,11 +127,15 @@ func demoConvert(cmd *cobra.Command, out io.Writer, source, container string) (e
 		return err
 	}
 	t := plan.Total()
-	fmt.Fprintf(out, "  %d tensors, %s in, %s out, %.2f bits a weight, %s\n", t.Tensors, cli.Bytes(t.BytesIn), cli.Bytes(t.BytesOut), t.BitsPerWeight, cli.Duration(time.Since(start)))
+	if cli.JSON(cmd) {
+		return cli.PrintJSON(cmd, demoEvent{Event: "convert", Total: &t})
+	}
+	fmt.Fprintf(text, "  %d tensors, %s in, %s out, %.2f bits a weight, %s\n", t.Tensors, cli.Bytes(t.BytesIn), cli.Bytes(t.BytesOut), t.BitsPerWeight, cli.Duration(time.Since(start)))
+	fmt.Fprintf(text, "  %s\n", demoWhy)
 	return nil
 }
 
-func demoInspect(out io.Writer, container string) (err error) {
+func demoInspect(cmd *cobra.Command, text io.Writer, container string) (err error) {
 	snap, err := format.Open(container)
 	if err != nil {
 		return err
@@ -130,10 +145,13 @@ func demoInspect(out io.Writer, container string) (err error) {
 	if err != nil {
 		return err
 	}
-	return r.Summary(out)
+	if cli.JSON(cmd) {
+		return cli.PrintJSON(cmd, demoEvent{Event: "inspect", Report: r})
+	}
+	return r.Summary(text)
 }
 
-func demoRun(cmd *cobra.Command, out io.Writer, container string) (err error) {
+func demoRun(cmd *cobra.Command, container string) (err error) {
 	cpu := runtime.NewCPU(0)
 	m, err := runtime.Load(container, cpu)
 	if err != nil {
@@ -149,7 +167,6 @@ func demoRun(cmd *cobra.Command, out io.Writer, container string) (err error) {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "  %s", cli.Paint(cmd, out, cli.Bold, demoPrompt))
 	var g generateFlags
 	g.max, g.placed = demoTokens, []*placement{{cpu: cpu, name: cpu.Name()}}
 	return g.stream(cmd, m, sess, sampler, ids, &summary{})

@@ -1,17 +1,18 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"hawkmoth/cmd/internal/cli"
-	"hawkmoth/format"
 	"hawkmoth/runtime"
 )
 
@@ -24,40 +25,66 @@ type generateFlags struct {
 	prof, fingerprint bool
 }
 
-func (g *generateFlags) register(cmd *cobra.Command) {
+func (g *generateFlags) registerAll(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVarP(&g.prompt, "prompt", "p", "", `text to continue; "-" reads standard input`)
-	f.StringVarP(&g.file, "file", "f", "", "file with the text to continue")
-	f.IntVarP(&g.max, "max-tokens", "n", 128, "tokens to generate at most")
+	f.StringVarP(&g.prompt, "prompt", "p", "", "`TEXT` to continue; - reads standard input")
+	f.StringVarP(&g.file, "file", "f", "", "`FILE` with the text to continue")
+	f.IntVarP(&g.max, "max-tokens", "n", 128, "generate at most `N` tokens")
 	f.IntVar(&g.max, "predict", 128, "the same as --max-tokens")
 	_ = f.MarkHidden("predict")
-	f.Float64Var(&g.sampler.Temp, "temp", 0, "temperature; 0 always takes the most likely token")
-	f.IntVar(&g.sampler.TopK, "top-k", 0, "sample among the K most likely tokens; 0 = all")
-	f.Float64Var(&g.sampler.TopP, "top-p", 1, "sample among the most likely tokens that hold this share of the probability")
-	f.Float64Var(&g.sampler.MinP, "min-p", 0, "drop tokens less likely than this share of the most likely one")
-	f.Float64Var(&g.sampler.RepeatPenalty, "repeat-penalty", 1, "divide the logits of tokens that were seen; 1 = off")
-	f.Int64VarP(&g.seed, "seed", "s", -1, "seed of the sampler; -1 draws one and prints it")
+	g.registerContext(cmd)
+	f.Float64Var(&g.sampler.Temp, "temp", 0, "temperature `T`; 0 always takes the most likely token")
+	f.IntVar(&g.sampler.TopK, "top-k", 0, "sample among the `K` most likely tokens; 0 = all")
+	f.Float64Var(&g.sampler.TopP, "top-p", 1, "sample among the most likely tokens that hold the share `P` of the probability")
+	f.Float64Var(&g.sampler.MinP, "min-p", 0, "drop tokens less likely than the share `P` of the most likely one")
+	f.Float64Var(&g.sampler.RepeatPenalty, "repeat-penalty", 1, "divide the logits of tokens that were seen by `X`; 1 = off")
+	f.Int64VarP(&g.seed, "seed", "s", -1, "`SEED` of the sampler; -1 draws one and prints it")
 	f.BoolVar(&g.prof, "prof", false, "report where the time went")
 	f.BoolVar(&g.fingerprint, "fingerprint", false, "print a hash of the logits of every token")
 	cmd.MarkFlagsMutuallyExclusive("prompt", "file")
-	g.modelFlags.register(cmd)
+	g.register(cmd)
 }
 
-// text is the prompt from wherever it comes.
+// text is the prompt from wherever it comes. The line break at the end of a
+// file or of standard input belongs to the file, not to the text.
 func (g *generateFlags) text(cmd *cobra.Command) (string, error) {
 	var data []byte
 	var err error
+	given, typed := cmd.Flags().Changed("prompt"), cli.Terminal(cmd.InOrStdin())
 	switch {
 	case g.file != "":
 		data, err = os.ReadFile(g.file)
-	case g.prompt == "-", !cmd.Flags().Changed("prompt") && !cli.Terminal(cmd.InOrStdin()):
-		data, err = io.ReadAll(cmd.InOrStdin())
-	case !cmd.Flags().Changed("prompt"):
-		return "", cli.Usagef("no prompt: give -p TEXT, -f FILE or text on standard input")
-	default:
+	case g.prompt == "-", !given && !typed:
+		if typed {
+			cli.Note(cmd, "type the prompt; Ctrl-D on a line of its own ends it")
+		}
+		data, err = readAll(cmd.Context(), cmd.InOrStdin())
+	case given:
 		return g.prompt, nil
 	}
-	return string(data), err
+	text := strings.TrimSuffix(strings.TrimSuffix(string(data), "\n"), "\r")
+	if text == "" && err == nil {
+		err = cli.Usagef("the prompt is empty: give -p TEXT, -f FILE or text on standard input")
+	}
+	return text, err
+}
+
+// readAll is io.ReadAll until the context ends: a read that waits for a person
+// cannot be stopped, so it is left behind.
+func readAll(ctx context.Context, r io.Reader) ([]byte, error) {
+	var data []byte
+	read := make(chan error, 1)
+	go func() {
+		var err error
+		data, err = io.ReadAll(r)
+		read <- err
+	}()
+	select {
+	case err := <-read:
+		return data, err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // event is one line of --json output.
@@ -83,18 +110,21 @@ type summary struct {
 	Backend         string        `json:"backend"`
 	Device          string        `json:"device,omitempty"` // of a GPU
 	Layers          string        `json:"placement"`        // "78/78 layers" on a GPU, "2 threads" on the CPU
+
+	steps int // of GenerateSeconds: the first token comes from the prompt's logits
 }
 
-func rate(n int, seconds float64) string {
-	if n == 0 || seconds <= 0 {
-		return fmt.Sprintf("%d tokens", n)
+// rate is a number of tokens, and how fast so many of them were run.
+func rate(n, run int, seconds float64) string {
+	if run == 0 || seconds <= 0 {
+		return count(n, "token")
 	}
-	return fmt.Sprintf("%d tokens, %.1f tok/s", n, float64(n)/seconds)
+	return fmt.Sprintf("%s, %.1f tok/s", count(n, "token"), float64(run)/seconds)
 }
 
 func (s *summary) String() string {
-	text := fmt.Sprintf("prompt: %s · generation: %s · %s · peak %s · backend %s (%s)", rate(s.PromptTokens, s.PromptSeconds),
-		rate(s.GeneratedTokens, s.GenerateSeconds), s.Ended, cli.Bytes(s.PeakBytes), s.Backend, s.Layers)
+	text := fmt.Sprintf("prompt: %s · generation: %s · %s · peak %s · backend %s (%s)", rate(s.PromptTokens, s.PromptTokens, s.PromptSeconds),
+		rate(s.GeneratedTokens, s.steps, s.GenerateSeconds), s.Ended, cli.Bytes(s.PeakBytes), s.Backend, s.Layers)
 	if s.Seed != nil {
 		text += fmt.Sprintf(" · seed %d", *s.Seed)
 	}
@@ -104,6 +134,12 @@ func (s *summary) String() string {
 func generate(cmd *cobra.Command, dir string, g *generateFlags) (err error) {
 	if g.max < 1 {
 		return cli.Usagef("--max-tokens must be at least 1")
+	}
+	if g.seed < -1 {
+		return cli.Usagef("--seed must be at least 0, or -1 to draw one")
+	}
+	if err := g.check(); err != nil {
+		return err
 	}
 	s := &summary{}
 	g.sampler.Seed = uint64(g.seed)
@@ -133,16 +169,12 @@ func generate(cmd *cobra.Command, dir string, g *generateFlags) (err error) {
 	if len(ids) == 0 {
 		return cli.Usagef("the prompt is empty")
 	}
-	sess, err := g.session(m, len(ids)+g.max)
+	sess, err := g.session(m, "the prompt", len(ids), len(ids)+g.max)
 	if err != nil {
 		return err
 	}
-	if len(ids) > sess.CtxSize() {
-		return &format.Error{Kind: format.ErrUsage, What: "the prompt does not fit into the context", Found: fmt.Sprintf("%d tokens", len(ids)),
-			Wanted: fmt.Sprintf("at most %d; see --ctx-size", sess.CtxSize())}
-	}
 	if room := sess.CtxSize() - len(ids) + 1; g.max > room {
-		cli.Note(cmd, "the context holds %d tokens: at most %d are generated", sess.CtxSize(), room)
+		cli.Note(cmd, "the context holds %s, the prompt has %d: generation ends after %d", count(sess.CtxSize(), "token"), len(ids), room)
 	}
 	return g.stream(cmd, m, sess, sampler, ids, s)
 }
@@ -177,6 +209,7 @@ func (g *generateFlags) stream(cmd *cobra.Command, m *runtime.Model, sess *runti
 			return werr
 		}
 	}
+	s.steps = len(sess.Tokens()) - len(ids)
 	s.PromptTokens, s.PromptSeconds, s.GenerateSeconds = len(ids), first.Sub(start).Seconds(), time.Since(first).Seconds()
 	s.Ended, s.PeakBytes, s.CacheBytes = ended, cli.PeakMemory(), sess.CacheBytes()
 	at := g.placed[len(g.placed)-1]

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"slices"
@@ -27,37 +28,50 @@ func logitsCommand() *cobra.Command {
 		Short: "Write the logits of every position, to compare engines",
 		Long: `Run token ids and write input_ids [S] I32, logits [S, vocab] F32 and, with -n,
 greedy_ids [N] I32 (the greedy continuation) to a safetensors file.
---ids takes a list, a text file of numbers or a safetensors file with input_ids.`,
+--ids takes a list, a text file of numbers or a safetensors file with input_ids.
+The same model and ids give the same file on every machine.`,
 		Example: "  run logits ./tiny-glm-g64 --ids 46,1506,578 -o logits.safetensors\n  run logits ./tiny-glm-g64 --ids reference.safetensors -n 24 -o ours.safetensors",
 		Args:    cli.Args("DIR"),
 	}
+	cmd.Flags().StringVar(&from, "ids", "", "`IDS`: 1,2,3 or a file")
+	cmd.Flags().StringVarP(&to, "output", "o", "", "safetensors `FILE` to write")
+	cmd.Flags().IntVarP(&greedy, "max-tokens", "n", 0, "also continue greedily by `N` tokens")
+	f.registerContext(cmd)
 	f.register(cmd)
-	cmd.Flags().StringVar(&from, "ids", "", "token ids: 1,2,3 or a file")
-	cmd.Flags().StringVarP(&to, "output", "o", "", "safetensors file to write")
-	cmd.Flags().IntVarP(&greedy, "max-tokens", "n", 0, "also continue greedily by N tokens")
 	_ = cmd.MarkFlagRequired("ids")
 	_ = cmd.MarkFlagRequired("output")
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		if greedy < 0 {
+			return cli.Usagef("-n must not be negative")
+		}
+		if err := f.check(); err != nil {
+			return err
+		}
 		ids, err := readIDs(from)
 		if err != nil {
 			return err
 		}
-		if len(ids) == 0 || greedy < 0 {
-			return cli.Usagef("--ids holds no token, or -n is negative")
+		if len(ids) == 0 {
+			return cli.Usagef("--ids holds no token")
 		}
 		m, err := f.load(cmd, args[0])
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, m.Close()) }()
-		sess, err := f.session(m, len(ids)+greedy)
+		need := len(ids) + max(greedy-1, 0) // nobody needs the logits after the last token
+		sess, err := f.session(m, "--ids with -n", need, need)
 		if err != nil {
 			return err
 		}
 		if err := writeLogits(cmd, m, sess, ids, greedy, to); err != nil {
 			return err
 		}
-		cli.Note(cmd, "%s: input_ids [%d], logits [%d, %d], greedy_ids [%d]", to, len(ids), len(ids), m.Config.VocabSize, greedy)
+		wrote := fmt.Sprintf("%s: input_ids [%d], logits [%d, %d]", to, len(ids), len(ids), m.Config.VocabSize)
+		if greedy > 0 {
+			wrote += fmt.Sprintf(", greedy_ids [%d]", greedy)
+		}
+		cli.Note(cmd, "%s", wrote)
 		return nil
 	}
 	return cmd
@@ -70,7 +84,7 @@ func writeLogits(cmd *cobra.Command, m *runtime.Model, sess *runtime.Session, id
 	if greedy > 0 {
 		entries = append(entries, format.Entry{Name: "greedy_ids", DType: format.DTypeI32, Shape: []int{greedy}})
 	}
-	w, err := format.Create(path, entries, map[string]string{"arithmetic": strconv.Itoa(runtime.ArithmeticVersion), "model": m.Snapshot.Dir})
+	w, err := format.Create(path, entries, map[string]string{"arithmetic": strconv.Itoa(runtime.ArithmeticVersion)})
 	if err != nil {
 		return err
 	}
@@ -125,6 +139,9 @@ func readIDs(from string) ([]int32, error) {
 		return shardIDs(from)
 	}
 	data, err := os.ReadFile(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &format.Error{Kind: format.ErrUsage, What: "--ids", Found: strconv.Quote(from), Wanted: "token ids such as 1,2,3, or a file of them that exists"}
+	}
 	if err != nil {
 		return nil, err
 	}

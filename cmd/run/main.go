@@ -3,7 +3,10 @@ package main
 
 import (
 	"errors"
-	"os"
+	"fmt"
+	"io/fs"
+	"math"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -20,7 +23,9 @@ const runLong = `Run a model: continue a prompt, one token after the other.
 
 The same container and the same tokens give the same logits on every machine,
 with any number of threads; --fingerprint prints a hash of them per token.
-DIR is a snapshot container or a plain checkpoint (BF16, F16, F32, FP8).`
+DIR is a snapshot container or a plain checkpoint (BF16, F16, F32, FP8). The
+prompt comes from -p, -f or standard input; a line break at the very end of a
+file or of standard input is left out.`
 
 const runExamples = `  run ./tiny-glm-g64 -p "Once upon a time" -n 64
   cat prompt.txt | run ./glm-5.2-snapshot -n 200 --temp 0.7 --top-p 0.95 -s 42
@@ -32,8 +37,11 @@ func command() *cobra.Command {
 	var g generateFlags
 	var list bool
 	root.Args = func(cmd *cobra.Command, args []string) error {
-		if list {
+		switch {
+		case list:
 			return cli.Args()(cmd, args)
+		case len(args) == 0:
+			return cli.Hint(cli.Usagef("missing argument DIR"), `no model at hand? "run demo" brings one; see "run --help"`)
 		}
 		return cli.Args("DIR")(cmd, args)
 	}
@@ -43,16 +51,19 @@ func command() *cobra.Command {
 		}
 		return generate(cmd, args[0], &g)
 	}
-	g.register(root)
+	g.registerAll(root)
 	root.Flags().BoolVar(&list, "list-devices", false, "print the devices, whether they can be used and why not")
 	root.AddCommand(pplCommand(), logitsCommand(), demoCommand(), benchCommand())
 	return root
 }
 
+// maxThreads is far above any machine's; more is a slip of the keyboard.
+const maxThreads = 4096
+
 // modelFlags are the flags of every command that loads a model.
 type modelFlags struct {
 	threads    int
-	ctx, chunk int
+	ctx, chunk int // ctx only after registerContext
 	backend    string
 	device     int
 	disable    []string
@@ -67,24 +78,51 @@ type modelFlags struct {
 
 func (f *modelFlags) register(cmd *cobra.Command) {
 	fl := cmd.Flags()
-	fl.IntVarP(&f.threads, "threads", "t", 0, "threads; 0 = one a processor")
-	fl.IntVarP(&f.ctx, "ctx-size", "c", 0, "tokens that fit into the context; 0 = as many as needed, up to the model's limit")
-	fl.IntVar(&f.chunk, "chunk", 0, "prompt tokens processed at a time; changes memory and speed, never the result (0 = 256)")
-	fl.StringVar(&f.backend, "backend", "auto", "auto (a GPU if there is one, else the CPU), cpu, metal, cuda or emulator")
-	fl.IntVar(&f.device, "device", 0, "index of the GPU, see --list-devices")
-	fl.StringSliceVar(&f.disable, "disable", nil, "for finding faults and measuring: "+strings.Join(metal.Switches, ", ")+"; changes speed, never the result")
-	fl.StringVar(&f.residency, "residency", "on", "on or off: have the system keep the weights wired for the GPU (macOS 15)")
+	fl.SortFlags = false
+	fl.IntVarP(&f.threads, "threads", "t", 0, fmt.Sprintf("`N` threads, at most %d; 0 = one a physical core, or a processor where the system does not tell cores", maxThreads))
+	fl.IntVar(&f.chunk, "chunk", 0, fmt.Sprintf("prompt `TOKENS` processed at a time; changes memory and speed, never the result; 0 = %d", runtime.DefaultChunk))
+	fl.StringVar(&f.backend, "backend", "auto", "`NAME`: auto (a GPU if there is one, else the CPU), "+strings.Join(backendNames[1:], ", "))
+	fl.IntVar(&f.device, "device", 0, "`INDEX` of the GPU, see --list-devices")
 	fl.BoolVar(&f.requireGPU, "require-gpu", false, "fail with exit code 3 if anything would not run on a GPU")
-	fl.StringArrayVar(&f.overlays, "overlay", nil, "directory whose tensors replace those of DIR (repeatable, the last wins)")
+	fl.StringArrayVar(&f.overlays, "overlay", nil, "`DIR` whose tensors replace those of the model; repeatable, the last wins")
+	fl.StringVar(&f.residency, "residency", "on", "`on|off`: have the system keep the weights wired for the GPU (macOS 15)")
+	fl.StringSliceVar(&f.disable, "disable", nil, "`PART` to do without when finding faults or measuring, never changes the result: "+strings.Join(metal.Switches, ", "))
+}
+
+// registerContext is for the commands whose context is the user's to choose.
+func (f *modelFlags) registerContext(cmd *cobra.Command) {
+	cmd.Flags().IntVarP(&f.ctx, "ctx-size", "c", 0, "`TOKENS` that fit into the context; 0 = as many as needed, up to the model's limit")
+}
+
+// check says what is wrong with the flags before anything is opened.
+func (f *modelFlags) check() error {
+	var bad format.Problems
+	within := func(flag string, n, most int) {
+		if n < 0 || n > most {
+			bad = append(bad, &format.Error{Kind: format.ErrUsage, What: flag, Found: fmt.Sprint(n), Wanted: fmt.Sprintf("0 to %d", most)})
+		}
+	}
+	oneOf := func(flag, value string, values ...string) {
+		if !slices.Contains(values, value) {
+			bad = append(bad, &format.Error{Kind: format.ErrUsage, What: flag, Found: fmt.Sprintf("%q", value), Wanted: strings.Join(values, ", ")})
+		}
+	}
+	within("--threads", f.threads, maxThreads)
+	within("--ctx-size", f.ctx, math.MaxInt32)
+	within("--chunk", f.chunk, math.MaxInt32)
+	within("--device", f.device, math.MaxInt32)
+	oneOf("--backend", f.backend, backendNames...)
+	oneOf("--residency", f.residency, "on", "off")
+	for _, part := range f.disable {
+		oneOf("--disable", part, metal.Switches...)
+	}
+	return bad.Err()
 }
 
 // load opens the model and prints what is special about it.
 func (f *modelFlags) load(cmd *cobra.Command, dir string) (*runtime.Model, error) {
-	if f.threads < 0 {
-		return nil, cli.Usagef("--threads must not be negative")
-	}
-	if f.residency != "on" && f.residency != "off" {
-		return nil, cli.Usagef("--residency must be on or off, not %q", f.residency)
+	if err := f.check(); err != nil {
+		return nil, err
 	}
 	p, err := f.open(cmd)
 	if err != nil {
@@ -104,11 +142,15 @@ func (f *modelFlags) load(cmd *cobra.Command, dir string) (*runtime.Model, error
 	return m, nil
 }
 
-// session makes a session for the tokens that a command will need.
-func (f *modelFlags) session(m *runtime.Model, need int) (*runtime.Session, error) {
-	ctx := f.ctx
-	if ctx == 0 {
-		ctx = min(need, m.Config.MaxPositions)
+// session makes a session with room for need tokens, or for as many as -c or
+// the model allow. Less than what cannot be shortened is refused.
+func (f *modelFlags) session(m *runtime.Model, what string, least, need int) (*runtime.Session, error) {
+	ctx, limit := min(need, m.Config.MaxPositions), "the model's limit"
+	if f.ctx > 0 {
+		ctx, limit = f.ctx, "by --ctx-size"
+	}
+	if least > ctx {
+		return nil, &format.Error{Kind: format.ErrUsage, What: what + " does not fit into the context", Found: count(least, "token"), Wanted: fmt.Sprintf("at most %d, %s", ctx, limit)}
 	}
 	return m.NewSession(ctx, f.chunk)
 }
@@ -118,5 +160,17 @@ func needTokenizer(m *runtime.Model) error {
 	if m.Tokenizer != nil {
 		return nil
 	}
-	return &format.Error{Kind: format.ErrIncomplete, Path: m.Snapshot.Dir, What: "text needs a tokenizer, and there is no tokenizer.json", Err: os.ErrNotExist}
+	e := &format.Error{What: "text needs a tokenizer", Err: m.NoText}
+	if errors.Is(m.NoText, fs.ErrNotExist) {
+		e.Kind = format.ErrIncomplete
+	}
+	return cli.Hint(e, `"run logits" takes token ids`)
+}
+
+// count is a number of things: "1 token", "2 tokens".
+func count(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
 }

@@ -34,12 +34,15 @@ the first are scored.`,
 		Example: "  run ppl ./tiny-glm-g64 book.txt\n  run ppl ./tiny-glm-g64 book.txt --window 512 --tokens 20000 --json",
 		Args:    cli.Args("DIR", "FILE"),
 	}
+	cmd.Flags().IntVarP(&window, "window", "w", 256, "`TOKENS` in a window")
+	cmd.Flags().IntVar(&tokens, "tokens", 0, "use the first `N` tokens of the text only; 0 = all")
 	f.register(cmd)
-	cmd.Flags().IntVarP(&window, "window", "w", 256, "tokens in a window")
-	cmd.Flags().IntVar(&tokens, "tokens", 0, "use the first N tokens of the text only; 0 = all")
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		if window < 2 || tokens < 0 {
 			return cli.Usagef("--window must be at least 2 and --tokens not negative")
+		}
+		if err := f.check(); err != nil {
+			return err
 		}
 		text, err := os.ReadFile(args[1])
 		if err != nil {
@@ -58,10 +61,10 @@ the first are scored.`,
 			ids = ids[:tokens]
 		}
 		if len(ids) < 2 {
-			return cli.Usagef("%s holds %d tokens: at least 2 are needed", args[1], len(ids))
+			return cli.Usagef("%s holds %s: at least 2 are needed", args[1], count(len(ids), "token"))
 		}
 		window = min(window, len(ids))
-		sess, err := f.session(m, window)
+		sess, err := f.session(m, "a window", window, window)
 		if err != nil {
 			return err
 		}
@@ -87,8 +90,8 @@ the first are scored.`,
 		if cli.JSON(cmd) {
 			return cli.PrintJSON(cmd, r)
 		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "perplexity %.4f · NLL %.5f nats/token · %.4f bits/byte · %d tokens in %d windows of %d · %s (%.0f tok/s)\n",
-			p.Value, p.NLL, r.BitsPerByte, p.Tokens, p.Windows, window, cli.Duration(time.Since(start)), float64(len(ids))/r.Seconds)
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "perplexity %.4f · NLL %.5f nats/token · %.4f bits/byte · %s in %s of %d · %s (%.0f tok/s)\n",
+			p.Value, p.NLL, r.BitsPerByte, count(p.Tokens, "token"), count(p.Windows, "window"), window, cli.Duration(time.Since(start)), float64(len(ids))/r.Seconds)
 		return err
 	}
 	return cmd

@@ -111,9 +111,10 @@ func markRun(cmd *cobra.Command) {
 }
 
 // Args checks positional arguments by name: "DIR" is required, "[DIR]" is
-// optional and a last "FILE..." takes any number from one.
+// optional and a last "FILE..." takes any number from one. Too many may be
+// those of a misspelt subcommand, which is suggested.
 func Args(names ...string) cobra.PositionalArgs {
-	return func(_ *cobra.Command, args []string) error {
+	return func(cmd *cobra.Command, args []string) error {
 		for i, name := range names {
 			if i >= len(args) && !strings.HasPrefix(name, "[") {
 				return Usagef("missing argument %s", strings.TrimSuffix(name, "..."))
@@ -123,7 +124,13 @@ func Args(names ...string) cobra.PositionalArgs {
 			}
 		}
 		if len(args) > len(names) {
-			return Usagef("unexpected argument %q", args[len(names)])
+			err := Usagef("unexpected argument %q", args[len(names)])
+			if cmd.HasSubCommands() {
+				if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+					return Hint(err, "did you mean %q? %s", near[0], seeHelp(cmd))
+				}
+			}
+			return err
 		}
 		return nil
 	}

@@ -95,9 +95,10 @@ func TestUsageErrorsExit2WithAHint(t *testing.T) {
 		{[]string{"a", "b", "--group-size"}, "convert: --group-size needs a value\nhint: see \"convert --help\"\n"},
 		{[]string{"a"}, "convert: missing argument OUT\nhint: see \"convert --help\"\n"},
 		{[]string{"a", "b", "c"}, "convert: unexpected argument \"c\"\nhint: see \"convert --help\"\n"},
-		{[]string{"overlay", "a"}, "convert: required flag(s) \"tensors\" not set\nhint: see \"convert overlay --help\"\n"},
+		{[]string{"overlya", "a", "b"}, "convert: unexpected argument \"b\"\nhint: did you mean \"overlay\"? see \"convert --help\"\n"},
+		{[]string{"overlay", "a"}, "convert: --tensors is required\nhint: see \"convert overlay --help\"\n"},
 		{[]string{"overlay", "--tensor", "x", "a"}, "convert: unknown flag --tensor\nhint: did you mean --tensors? see \"convert overlay --help\"\n"},
-		{[]string{"-q", "-v", "a", "b"}, "convert: if any flags in the group [quiet verbose] are set none of the others can be; [quiet verbose] were all set\nhint: see \"convert --help\"\n"},
+		{[]string{"-q", "-v", "a", "b"}, "convert: --quiet and --verbose exclude each other\nhint: see \"convert --help\"\n"},
 	}
 	for _, tt := range tests {
 		t.Run(strings.Join(tt.args, " "), func(t *testing.T) {
@@ -137,7 +138,7 @@ func TestArgs(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got := ""
-		if err := Args(tt.names...)(nil, tt.args); err != nil {
+		if err := Args(tt.names...)(&cobra.Command{}, tt.args); err != nil {
 			got = err.Error()
 		}
 		if got != tt.want {

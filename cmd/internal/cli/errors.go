@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -77,6 +78,29 @@ func hintOf(err error) string {
 	return ""
 }
 
+// cobraSays are cobra's errors about several flags, the flags' names as the
+// group, and our words.
+var cobraSays = map[*regexp.Regexp]func(flags []string) string{
+	regexp.MustCompile(`^required flag\(s\) (.*) not set$`): func(flags []string) string {
+		if len(flags) == 1 {
+			return flags[0] + " is required"
+		}
+		return strings.Join(flags, " and ") + " are required"
+	},
+	regexp.MustCompile(`^if any flags in the group \[.*\] are set none of the others can be; \[(.*)\] were all set$`): func(flags []string) string {
+		return strings.Join(flags, " and ") + " exclude each other"
+	},
+}
+
+// flagNames reads cobra's lists of flags: "a", "b" and a b.
+func flagNames(list string) []string {
+	names := strings.FieldsFunc(list, func(r rune) bool { return strings.ContainsRune(` ",`, r) })
+	for i := range names {
+		names[i] = "--" + names[i]
+	}
+	return names
+}
+
 // usageError gives cobra's own errors the usage kind.
 func usageError(cmd *cobra.Command, err error) error {
 	if errors.Is(err, format.ErrUsage) {
@@ -84,6 +108,11 @@ func usageError(cmd *cobra.Command, err error) error {
 	}
 	text, advice, _ := strings.Cut(err.Error(), "\n\n") // cobra appends "Did you mean this?"
 	text = strings.TrimSpace(text)
+	for pattern, ours := range cobraSays {
+		if m := pattern.FindStringSubmatch(text); m != nil {
+			return Usagef("%s", ours(flagNames(m[1])))
+		}
+	}
 	if fields := strings.Fields(advice); len(fields) > 4 && strings.HasPrefix(advice, "Did you mean") {
 		return Hint(Usagef("%s", text), "did you mean %q? %s", fields[4], seeHelp(cmd))
 	}
