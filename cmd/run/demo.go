@@ -23,7 +23,7 @@ const (
 	demoTokens = 64
 	demoRecipe = "small" // int4-grouped/64
 	demoTensor = "q_b=int8-row"
-	demoWhy    = "q_b is int8-row, not int4-grouped/64: a reader without stamps would take the two scales of its rows of 96 for groups of 48"
+	demoWhy    = "q_b is int8-row, not int4-grouped/64: colibri, which reads no stamps, would take the two scales of its rows of 96 for groups of 48"
 )
 
 func demoCommand() *cobra.Command {

@@ -186,8 +186,12 @@ func shardIDs(path string) (ids []int32, err error) {
 	if err != nil {
 		return nil, err
 	}
+	return idsOf(raw), nil
+}
+
+func idsOf(raw []byte) (ids []int32) {
 	for ; len(raw) > 0; raw = raw[4:] {
 		ids = append(ids, int32(binary.LittleEndian.Uint32(raw)))
 	}
-	return ids, nil
+	return ids
 }
