@@ -157,13 +157,20 @@ func architectures(*testing.T) string {
 	return b.String()
 }
 
-// help is the help of a command and of all its subcommands.
-func help(t *testing.T, name string) string {
+// build compiles a command into a directory of the test.
+func build(t *testing.T, name string) string {
 	t.Helper()
 	bin := filepath.Join(t.TempDir(), name)
 	if out, err := exec.Command("go", "build", "-o", bin, "./cmd/"+name).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+	return bin
+}
+
+// help is the help of a command and of all its subcommands.
+func help(t *testing.T, name string) string {
+	t.Helper()
+	bin := build(t, name)
 	var b strings.Builder
 	for queue := [][]string{{name}}; len(queue) > 0; queue = queue[1:] {
 		path := queue[0]

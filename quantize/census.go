@@ -70,10 +70,7 @@ func MissingProblems(snap *format.Snapshot, wants, missing []Want) format.Proble
 	if len(missing) == 0 {
 		return nil
 	}
-	held := map[int]bool{}
-	for _, w := range wants {
-		held[w.Layer] = held[w.Layer] || sourceOf(snap, w) != nil
-	}
+	held := heldLayers(snap, wants)
 	var problems format.Problems
 	fail := func(names string) { problems = append(problems, snap.Missing(names)) }
 	gone, count, prefix := map[int]bool{}, 0, ""
@@ -105,16 +102,34 @@ func MissingProblems(snap *format.Snapshot, wants, missing []Want) format.Proble
 	return problems
 }
 
-// Indexer says whether the layers have their indexers; some of their tensors
-// alone are format.ErrIncomplete.
-func (c *Census) Indexer(snap *format.Snapshot) (present bool, err error) {
-	found := 0
-	for _, f := range c.Found {
-		if f.InIndexer() && !f.MTP {
-			found++
+// Indexers says whether the layers have their indexers. They run all or not at
+// all, so a part of them is format.ErrIncomplete; a layer of which nothing is
+// there lacks more than that, and the MTP block's does not count.
+func Indexers(snap *format.Snapshot, wants []Want) (present bool, err error) {
+	held := heldLayers(snap, wants)
+	var absent []string
+	for _, w := range wants {
+		switch {
+		case w.MTP || !w.InIndexer():
+		case sourceOf(snap, w) != nil:
+			present = true
+		case held[w.Layer]:
+			absent = append(absent, w.Name)
 		}
 	}
-	return found > 0, IndexerProblem(snap.Dir, found, c.Absent)
+	if !present || len(absent) == 0 {
+		return present, nil
+	}
+	return true, &format.Error{Kind: format.ErrIncomplete, Path: snap.Dir, What: "the indexer is there in part only: missing " + strings.Join(Collapse(absent), ", ")}
+}
+
+// heldLayers are the layers of which some tensor is there.
+func heldLayers(snap *format.Snapshot, wants []Want) map[int]bool {
+	held := map[int]bool{}
+	for _, w := range wants {
+		held[w.Layer] = held[w.Layer] || sourceOf(snap, w) != nil
+	}
+	return held
 }
 
 // find looks one tensor up, as a pair of codes and scales or as OpenSource

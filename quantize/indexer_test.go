@@ -2,6 +2,7 @@ package quantize
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,25 +12,36 @@ import (
 // TestIndexersAreAllOrNone: a layer without its indexer makes the others of no
 // use, which nobody may find out at run time.
 func TestIndexersAreAllOrNone(t *testing.T) {
-	indexer := Want{Name: "model.layers.1.self_attn.indexer.k_norm.weight", Shape: []int{8}, Role: Norm, Layer: 1, Optional: true}
-	mtp := indexer
-	mtp.MTP = true
-	other := Want{Name: "lm_head.weight", Role: Head, Optional: true}
+	const indexer = ".self_attn.indexer.k_norm.weight"
+	name := []string{"model.layers.0", "model.layers.1", "model.layers.2"}
+	var wants []Want
+	for l, layer := range name {
+		wants = append(wants, Want{Name: layer + ".norm.weight", Shape: []int{8}, Role: Norm, Layer: l, MTP: l == 2},
+			Want{Name: layer + indexer, Shape: []int{8}, Role: Norm, Layer: l, MTP: l == 2, Optional: true})
+	}
+	wants = append(wants, Want{Name: "lm_head.weight", Shape: []int{8}, Role: Head, Layer: -1, Optional: true})
 	for _, tc := range []struct {
-		name   string
-		found  int
-		absent []Want
-		bad    bool
+		name         string
+		absent       []string
+		present, bad bool
 	}{
-		{"all", 10, nil, false},
-		{"none", 0, []Want{indexer}, false},
-		{"a part", 9, []Want{indexer}, true},
-		{"all but the MTP block's", 10, []Want{mtp}, false},
-		{"all, and something else is absent", 10, []Want{other}, false},
+		{"all", nil, true, false},
+		{"none", []string{name[0] + indexer, name[1] + indexer, name[2] + indexer}, false, false},
+		{"none but the MTP block's", []string{name[0] + indexer, name[1] + indexer}, false, false},
+		{"a part", []string{name[1] + indexer}, true, true},
+		{"all but the MTP block's", []string{name[2] + indexer}, true, false},
+		{"all, and something else is absent", []string{"lm_head.weight"}, true, false},
+		{"all of the layers that are there", []string{name[1] + indexer, name[1] + ".norm.weight"}, true, false},
 	} {
-		err := IndexerProblem("dir", tc.found, tc.absent)
-		if (err != nil) != tc.bad || tc.bad && (!errors.Is(err, format.ErrIncomplete) || !strings.Contains(err.Error(), indexer.Name)) {
-			t.Errorf("%s: %v", tc.name, err)
+		var tensors []testTensor
+		for _, w := range wants {
+			if !slices.Contains(tc.absent, w.Name) {
+				tensors = append(tensors, f32Tensor(w.Name, w.Shape, ramp(8)))
+			}
+		}
+		present, err := Indexers(checkpoint(t, tensors...), wants)
+		if present != tc.present || (err != nil) != tc.bad || tc.bad && (!errors.Is(err, format.ErrIncomplete) || !strings.Contains(err.Error(), "in part only: missing "+name[1]+indexer)) {
+			t.Errorf("%s: %v, %v", tc.name, present, err)
 		}
 	}
 }

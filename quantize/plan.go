@@ -120,9 +120,9 @@ func NewPlan(snap *format.Snapshot, wants []Want, recipe *Recipe, opts PlanOptio
 	p.items(wants)
 	p.unknown(wants)
 	p.ambiguous()
-	p.sizes()
 	p.mtp(wants)
 	p.indexer(wants)
+	p.sizes()
 	p.requantised()
 	p.files()
 	if err := p.problems.Err(); err != nil {
@@ -160,6 +160,11 @@ func (p *planner) settle(wants []Want) {
 func (p *planner) open(w Want) (*Source, error) {
 	f := p.settled[w.Name]
 	if f == nil {
+		if p.settled != nil { // say what the census said
+			if _, err := find(p.snap, w); err != nil {
+				return nil, err
+			}
+		}
 		return OpenSource(p.snap, w)
 	}
 	if _, err := CodecFor(f.Spec.Format); err != nil {
@@ -310,8 +315,9 @@ func (p *planner) unknown(wants []Want) {
 	for _, name := range p.snap.Names() {
 		base, scale := strings.CutSuffix(name, fp8ScaleSuffix)
 		packed, isPair := strings.CutSuffix(name, format.ScaleSuffix)
+		codes := p.snap.Tensor(packed)
 		switch t := p.snap.Tensor(base); {
-		case known[name], isPair && known[packed] && p.settled[packed] != nil:
+		case known[name], isPair && known[packed] && p.settled != nil && (codes == nil || codes.DType == format.DTypeU8):
 		case scale && t != nil && t.DType == format.DTypeFP8:
 		case scale:
 			orphans = append(orphans, name)
@@ -407,7 +413,7 @@ func (p *planner) sizes() {
 			out += it.Bytes()
 		}
 	}
-	if out >= in && in > 0 && !p.Options.AllowBigger {
+	if out >= in && in > 0 && !p.Options.AllowBigger && len(p.problems) == 0 { // else it is not the whole plan
 		p.fail(format.ErrUsage, "", "the quantised tensors would not be smaller than the source", decimal(out), "less than "+decimal(in)+", or --allow-bigger")
 	}
 	if packed > 0 && float64(packed) < 0.9*float64(params) {
@@ -438,24 +444,17 @@ func (p *planner) mtp(wants []Want) {
 	p.lowMTP()
 }
 
-// indexer refuses a part of the indexers and says when there are none.
+// indexer says what is wrong with the indexers that the recipe keeps.
 func (p *planner) indexer(wants []Want) {
-	var absent []Want
-	found := 0
-	for _, w := range wants {
-		if c, _ := p.Recipe.Choose(w); c.Drop || w.MTP || !w.InIndexer() {
-			continue
-		}
-		if sourceOf(p.snap, w) == nil {
-			absent = append(absent, w)
-		} else {
-			found++
-		}
-	}
-	if err := IndexerProblem(p.snap.Dir, found, absent); err != nil {
+	kept := slices.DeleteFunc(slices.Clone(wants), func(w Want) bool {
+		c, _ := p.Recipe.Choose(w)
+		return c.Drop
+	})
+	present, err := Indexers(p.snap, kept)
+	if err != nil {
 		p.problems = append(p.problems, err)
 	}
-	if found == 0 && len(absent) > 0 {
+	if !present && slices.ContainsFunc(kept, func(w Want) bool { return !w.MTP && w.InIndexer() }) {
 		p.warn("the checkpoint has no indexer: the container's attention will be dense")
 	}
 }

@@ -2,8 +2,6 @@ package quantize
 
 import (
 	"strings"
-
-	"hawkmoth/format"
 )
 
 // Role is what a tensor does in a model. Recipes, the inspector's map and the
@@ -70,19 +68,3 @@ func (w Want) Matrix() bool { return len(w.Shape) == 2 }
 // InIndexer says whether the tensor is a part of an indexer, such as the norm of
 // its keys.
 func (w Want) InIndexer() bool { return w.Role == Indexer || strings.Contains(w.Name, ".indexer.") }
-
-// IndexerProblem is what is wrong with the indexers of a model's layers, held in
-// dir: they run all or not at all, so a part of them is format.ErrIncomplete.
-// Neither a missing tensor nor one outside an indexer says anything alone.
-func IndexerProblem(dir string, found int, absent []Want) error {
-	var names []string
-	for _, w := range absent {
-		if w.InIndexer() && !w.MTP {
-			names = append(names, w.Name)
-		}
-	}
-	if found == 0 || len(names) == 0 {
-		return nil
-	}
-	return &format.Error{Kind: format.ErrIncomplete, Path: dir, What: "the indexer is there in part only: missing " + strings.Join(Collapse(names), ", ")}
-}

@@ -58,7 +58,7 @@ func (m *Model) load() error {
 	census, problems := quantize.TakeCensus(m.Snapshot, wants)
 	m.Census = census
 	problems = append(problems, quantize.MissingProblems(m.Snapshot, wants, census.Missing)...)
-	if m.indexer, err = census.Indexer(m.Snapshot); err != nil {
+	if m.indexer, err = quantize.Indexers(m.Snapshot, wants); err != nil {
 		problems = append(problems, err)
 	}
 	problems = append(problems, m.unsupported()...)

@@ -274,7 +274,7 @@ func TestOverlayWrongUses(t *testing.T) {
 		{[]string{base, "--tensors", "kvb_proj", "--format", "int4-row"}, cli.Usage, "kv_b_proj.weight"},
 		{[]string{base, "--role", "kv_b", "--format", "bf16", "--from", checkpoint}, cli.Usage, "colibri would take the new plain floats for packed codes"},
 		{[]string{base, "--role", "attn", "--format", "int4-grouped/64", "--from", checkpoint}, cli.Usage, "--allow-ambiguous"},
-		{[]string{base, "--list", "--role", "kv_b"}, cli.Usage, "none of the others can be"},
+		{[]string{base, "--list", "--role", "kv_b"}, cli.Usage, "exclude each other"},
 		{[]string{base, "--remove", "kvb"}, cli.Usage, `has no overlay "kvb", nor any other`},
 		{[]string{base, "--merge", "kvb"}, cli.Usage, `has no overlay "kvb", nor any other`},
 		{[]string{filepath.Join(base, "config.json"), "--role", "kv_b", "--format", "int4-row"}, cli.Usage, "is a file"},

@@ -28,10 +28,10 @@ func (r *Report) takeCensus() {
 	}
 	var problems format.Problems
 	r.census, problems = quantize.TakeCensus(r.snap, r.wants)
-	if _, err := r.census.Indexer(r.snap); err != nil {
-		problems = append(problems, err)
-	}
 	r.completeness(problems)
+	if _, err := quantize.Indexers(r.snap, r.wants); err != nil {
+		r.problem(err)
+	}
 	r.unsupported()
 	r.sizes()
 	r.stamps()
@@ -106,12 +106,8 @@ func (r *Report) completeness(problems format.Problems) {
 	}
 	for _, err := range problems {
 		var e *format.Error
-		known := errors.As(err, &e)
-		if known && e.Tensor == "" && e.Kind == format.ErrIncomplete {
-			continue // the census's own list of what is missing
-		}
 		c.Wrong++
-		if known && r.inMTP(e.Tensor) {
+		if errors.As(err, &e) && r.inMTP(e.Tensor) {
 			r.damaged = append(r.damaged, err)
 			continue
 		}
