@@ -155,6 +155,9 @@ func TestTinyGLM(t *testing.T) {
 	if p.Windows != 8 || math.Abs(p.NLL-ref.NLL) > 1e-4 {
 		t.Errorf("NLL %v over %d windows, want %v over 8", p.NLL, p.Windows, ref.NLL)
 	}
+	if len(ref.Greedy) != 3 {
+		t.Fatalf("%d greedy texts, want 3", len(ref.Greedy))
+	}
 	for text, g := range ref.Greedy {
 		if got := m.Tokenizer.Encode(text); !slices.Equal(got, g.Prompt) {
 			t.Errorf("%q encodes to %v, want %v", text, got, g.Prompt)
@@ -163,7 +166,33 @@ func TestTinyGLM(t *testing.T) {
 			t.Errorf("ids decode to %q, want %q", got, g.Text)
 		}
 		continueGreedily(t, s, g.Prompt, g.IDs, g.Margin)
+		sure := slices.IndexFunc(g.Margin, func(m float32) bool { return m < 1e-3 })
+		if sure < 0 {
+			sure = len(g.IDs)
+		}
+		if len(g.IDs) != 64 || len(g.Margin) != 64 || sure == 0 {
+			t.Errorf("%q: %d ids, %d margins, %d of them sure", text, len(g.IDs), len(g.Margin), sure)
+		}
+		if got := generated(t, s, g.Prompt, sure); !slices.Equal(got, g.IDs[:sure]) || m.Tokenizer.Decode(got) != m.Tokenizer.Decode(g.IDs[:sure]) {
+			t.Errorf("%q is continued by %q, the reference has %q", text, m.Tokenizer.Decode(got), m.Tokenizer.Decode(g.IDs[:sure]))
+		}
 	}
+}
+
+// generated is a greedy continuation of n tokens.
+func generated(t *testing.T, s *Session, prompt []int32, n int) (ids []int32) {
+	t.Helper()
+	sampler, err := NewSampler(SamplerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Generate(context.Background(), prompt, Generation{Max: n, Sampler: sampler, Each: func(id int32, _ []float32) error {
+		ids = append(ids, id)
+		return nil
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	return ids
 }
 
 // convert makes a container of a fixture with one format for every matrix.
@@ -217,26 +246,35 @@ func bitFormats() []format.Spec {
 }
 
 // TestSameBits: one prefill = single steps = any chunking, with 1, 2 and 7
-// threads, for every format; the selection of the indexer is active.
+// threads, for every format, over more positions than attention takes at a
+// time. Both models have indexers; the second's select every position.
 func TestSameBits(t *testing.T) {
-	ids := openOracle(t, "glm_moe_dsa").ids("input_ids")
-	for _, spec := range bitFormats() {
-		t.Run(spec.Name(), func(t *testing.T) {
-			dir := convert(t, fixtures.Path(t, "glm_moe_dsa"), quantize.Flags{Format: spec.Name()})
-			var want [][]float32
-			for _, threads := range []int{1, 2, 7} {
-				m := load(t, dir, threads)
-				for _, chunk := range []int{len(ids), 1, 3, 16} {
-					got := allLogits(t, session(t, m, len(ids), chunk), ids)
+	ids := make([]int32, 290)
+	for i := range ids {
+		ids[i] = int32(i * 131 % 320)
+	}
+	for _, tt := range []struct {
+		model string
+		ways  []struct{ threads, chunk int } // the first is compared with the others
+	}{
+		{"glm_moe_dsa", []struct{ threads, chunk int }{{1, len(ids)}, {1, 1}, {2, 3}, {2, 100}, {7, 1}, {7, DefaultChunk}, {7, len(ids)}}},
+		{"glm_moe_dsa_dense_attention", []struct{ threads, chunk int }{{1, len(ids)}, {2, 1}, {7, 100}}},
+	} {
+		for _, spec := range bitFormats() {
+			t.Run(tt.model+"/"+spec.Name(), func(t *testing.T) {
+				dir := convert(t, fixtures.Path(t, tt.model), quantize.Flags{Format: spec.Name()})
+				var want [][]float32
+				for _, way := range tt.ways {
+					got := allLogits(t, session(t, load(t, dir, way.threads), len(ids), way.chunk), ids)
 					if want == nil {
 						want = got
 					}
 					if at, ok := sameBits(got, want); !ok {
-						t.Errorf("threads %d, chunk %d: logits differ at %s", threads, chunk, at)
+						t.Errorf("threads %d, chunk %d: logits differ at %s", way.threads, way.chunk, at)
 					}
 				}
-			}
-		})
+			})
+		}
 	}
 }
 
