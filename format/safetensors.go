@@ -134,7 +134,7 @@ func (s *Shard) readHeader(r io.ReaderAt) error {
 	case s.Size < 8 || outside && stranger != "":
 		return bad(fmt.Sprintf("shard is %d bytes, not a safetensors file%s", s.Size, stranger), "", "")
 	case n > maxHeader:
-		return bad("header length is out of range", fmt.Sprintf("%d bytes", n), fmt.Sprintf("at most %d", maxHeader))
+		return bad("not a safetensors file: header length is out of range", fmt.Sprintf("%d bytes", n), fmt.Sprintf("at most %d", maxHeader))
 	case outside:
 		return bad("shard is truncated inside its header", fmt.Sprintf("%d bytes", s.Size), fmt.Sprintf("at least %d", 8+n))
 	}

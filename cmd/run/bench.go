@@ -134,6 +134,8 @@ func bench(cmd *cobra.Command, dirs []string, f *benchFlags) (err error) {
 	if r.ReadGBs, err = f.placed[0].bandwidth(); err != nil {
 		return err
 	}
+	progress := cli.NewCount(cmd, "bench", "runs", int64(len(tests)*(f.repeat+1)*len(models)))
+	defer progress.Done()
 	for _, t := range tests {
 		rates := make([][]float64, len(models))
 		for run := range f.repeat + 1 {
@@ -142,6 +144,7 @@ func bench(cmd *cobra.Command, dirs []string, f *benchFlags) (err error) {
 				if err != nil {
 					return err
 				}
+				progress.Add(1)
 				if run > 0 { // the first warms up
 					rates[i] = append(rates[i], rate)
 				}
@@ -158,6 +161,7 @@ func bench(cmd *cobra.Command, dirs []string, f *benchFlags) (err error) {
 			r.Rows = append(r.Rows, row)
 		}
 	}
+	progress.Done()
 	return write(cmd.OutOrStdout(), r)
 }
 

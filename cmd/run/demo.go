@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -45,6 +47,10 @@ let it continue a sentence. Takes seconds and needs no download.`,
 				return err
 			}
 			defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+			// A closed pipe, as of "run demo | head", must not end the process before that.
+			broken := make(chan os.Signal, 1)
+			signal.Notify(broken, syscall.SIGPIPE)
+			defer signal.Stop(broken)
 		} else if err := os.Mkdir(dir, 0o755); err != nil {
 			return err
 		}

@@ -69,7 +69,7 @@ the first are scored.`,
 			return err
 		}
 		start := time.Now()
-		progress := cli.NewProgress(cmd, "tokens", int64(len(ids)))
+		progress := cli.NewCount(cmd, "ppl", "tok", int64(len(ids)))
 		defer progress.Done()
 		done := 0
 		p, err := sess.Score(cmd.Context(), ids, window, func(now runtime.Perplexity) {

@@ -4,12 +4,14 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"hawkmoth/cmd/internal/cli"
@@ -234,11 +236,22 @@ func TestDemo(t *testing.T) {
 		t.Errorf("steps %q, text %q, stderr %q", steps, text, stderr)
 	}
 
+	root := command()
+	root.SetOut(broken{})
+	root.SetErr(io.Discard)
+	if code := cli.Execute(t.Context(), root, []string{"demo"}); code != cli.Failed {
+		t.Errorf("nobody reads the demo: exit %d", code)
+	}
 	if code, stdout, stderr := run(t, "demo", "--keep", "tiny"); code != cli.Failed || stdout != "" || !strings.Contains(stderr, "file exists") {
 		t.Errorf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 	holdsOnly(t, temp)
 }
+
+// broken is a pipe that nobody reads.
+type broken struct{}
+
+func (broken) Write([]byte) (int, error) { return 0, syscall.EPIPE }
 
 func TestListDevices(t *testing.T) {
 	stdout, stderr := must(t, "--list-devices", "--json")

@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Progress counts bytes on the error stream: a bar with rate and remaining time
-// on a terminal, a line for each shard elsewhere, nothing with -q or --json.
-// Its methods may be called by several goroutines, and on nil.
+// Progress counts bytes or things on the error stream: a bar with rate and
+// remaining time on a terminal, a line for each shard elsewhere, nothing with -q
+// or --json. Its methods may be called by several goroutines, and on nil.
 type Progress struct {
 	label string
 	total int64
@@ -23,6 +23,15 @@ type Progress struct {
 
 // NewProgress starts a progress of total bytes; it is nil with -q or --json.
 func NewProgress(cmd *cobra.Command, label string, total int64) *Progress {
+	return newProgress(cmd, label, total, progressbar.OptionShowBytes(true), progressbar.OptionShowTotalBytes(true))
+}
+
+// NewCount starts a progress of things such as tokens, whose short name is unit.
+func NewCount(cmd *cobra.Command, label, unit string, total int64) *Progress {
+	return newProgress(cmd, label, total, progressbar.OptionShowIts(), progressbar.OptionSetItsString(unit))
+}
+
+func newProgress(cmd *cobra.Command, label string, total int64, counted ...progressbar.Option) *Progress {
 	if Quiet(cmd) || JSON(cmd) {
 		return nil
 	}
@@ -32,18 +41,16 @@ func NewProgress(cmd *cobra.Command, label string, total int64) *Progress {
 		p.lines = w
 		return p
 	}
-	p.bar = progressbar.NewOptions64(total,
+	p.bar = progressbar.NewOptions64(total, append(counted,
 		progressbar.OptionSetWriter(w),
 		progressbar.OptionSetDescription(label),
-		progressbar.OptionShowBytes(true),
 		progressbar.OptionShowCount(),
-		progressbar.OptionShowTotalBytes(true),
 		progressbar.OptionSetPredictTime(true),
 		progressbar.OptionSetWidth(24),
 		progressbar.OptionThrottle(100*time.Millisecond),
 		progressbar.OptionSetRenderBlankState(true),
 		progressbar.OptionClearOnFinish(),
-	)
+	)...)
 	return p
 }
 
