@@ -31,6 +31,7 @@ type Session struct {
 	logits  []float32       // the last ones computed
 	fresh   bool            // logits are those after the last token
 	forward []time.Duration // of the single-token passes
+	ran     int             // tokens
 }
 
 // NewSession makes a session with room for ctx tokens; chunk ≤ 0 means DefaultChunk.
@@ -69,6 +70,10 @@ func (p *program) free(be Backend) {
 
 // Tokens is the timeline so far; the caller must not change it.
 func (s *Session) Tokens() []int32 { return s.tokens }
+
+// Ran is how many tokens the session has run in its life: what Sync kept of a
+// timeline is not run again.
+func (s *Session) Ran() int { return s.ran }
 
 // CtxSize is the number of tokens that fit.
 func (s *Session) CtxSize() int { return s.ctx }
@@ -135,6 +140,7 @@ func (s *Session) Append(ctx context.Context, tokens []int32, each func(i int, l
 			return err
 		}
 		s.tokens, s.fresh = append(s.tokens, part...), false
+		s.ran += len(part)
 		from := len(part) - 1
 		if each != nil {
 			from = 0

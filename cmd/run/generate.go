@@ -23,6 +23,7 @@ type generateFlags struct {
 	seed              int64
 	sampler           runtime.SamplerOptions
 	prof, fingerprint bool
+	chatFlags
 }
 
 func (g *generateFlags) registerAll(cmd *cobra.Command) {
@@ -42,6 +43,7 @@ func (g *generateFlags) registerAll(cmd *cobra.Command) {
 	f.BoolVar(&g.prof, "prof", false, "report where the time went")
 	f.BoolVar(&g.fingerprint, "fingerprint", false, "print a hash of the logits of every token")
 	cmd.MarkFlagsMutuallyExclusive("prompt", "file")
+	g.registerChat(cmd)
 	g.register(cmd)
 }
 
@@ -100,6 +102,7 @@ type event struct {
 // summary is the footer of a generation.
 type summary struct {
 	PromptTokens    int           `json:"prompt_tokens"`
+	KeptTokens      int           `json:"kept_tokens,omitempty"` // of the prompt: still in the cache, not run again
 	PromptSeconds   float64       `json:"prompt_seconds"`
 	GeneratedTokens int           `json:"generated_tokens"`
 	GenerateSeconds float64       `json:"generate_seconds"`
@@ -122,8 +125,16 @@ func rate(n, run int, seconds float64) string {
 	return fmt.Sprintf("%s, %.1f tok/s", count(n, "token"), float64(run)/seconds)
 }
 
+// kept tells how much of the prompt was still in the cache.
+func (s *summary) kept() string {
+	if s.KeptTokens == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%d of them kept)", s.KeptTokens)
+}
+
 func (s *summary) String() string {
-	text := fmt.Sprintf("prompt: %s · generation: %s · %s · peak %s · backend %s (%s)", rate(s.PromptTokens, s.PromptTokens, s.PromptSeconds),
+	text := fmt.Sprintf("prompt: %s · generation: %s · %s · peak %s · backend %s (%s)", rate(s.PromptTokens, s.PromptTokens-s.KeptTokens, s.PromptSeconds)+s.kept(),
 		rate(s.GeneratedTokens, s.steps, s.GenerateSeconds), s.Ended, cli.Bytes(s.PeakBytes), s.Backend, s.Layers)
 	if s.Seed != nil {
 		text += fmt.Sprintf(" · seed %d", *s.Seed)
@@ -131,17 +142,17 @@ func (s *summary) String() string {
 	return text
 }
 
-func generate(cmd *cobra.Command, dir string, g *generateFlags) (err error) {
+// prepare checks the flags, before anything is opened, and makes the sampler.
+func (g *generateFlags) prepare(cmd *cobra.Command, s *summary) (*runtime.Sampler, error) {
 	if g.max < 1 {
-		return cli.Usagef("--max-tokens must be at least 1")
+		return nil, cli.Usagef("--max-tokens must be at least 1")
 	}
 	if g.seed < -1 {
-		return cli.Usagef("--seed must be at least 0, or -1 to draw one")
+		return nil, cli.Usagef("--seed must be at least 0, or -1 to draw one")
 	}
-	if err := g.check(); err != nil {
-		return err
+	if err := errors.Join(g.check(), g.checkChat(cmd)); err != nil {
+		return nil, err
 	}
-	s := &summary{}
 	g.sampler.Seed = uint64(g.seed)
 	if g.seed < 0 {
 		g.sampler.Seed = rand.Uint64() >> 1
@@ -149,7 +160,12 @@ func generate(cmd *cobra.Command, dir string, g *generateFlags) (err error) {
 	if g.sampler.Temp > 0 {
 		s.Seed = &g.sampler.Seed
 	}
-	sampler, err := runtime.NewSampler(g.sampler)
+	return runtime.NewSampler(g.sampler)
+}
+
+func generate(cmd *cobra.Command, dir string, g *generateFlags) (err error) {
+	s := &summary{}
+	sampler, err := g.prepare(cmd, s)
 	if err != nil {
 		return err
 	}
@@ -165,7 +181,10 @@ func generate(cmd *cobra.Command, dir string, g *generateFlags) (err error) {
 	if err := needTokenizer(m); err != nil {
 		return err
 	}
-	ids := m.Tokenizer.EncodeSpecial(text)
+	ids, err := g.promptIDs(cmd, m, text)
+	if err != nil {
+		return err
+	}
 	if len(ids) == 0 {
 		return cli.Usagef("the prompt is empty")
 	}
@@ -182,10 +201,11 @@ func generate(cmd *cobra.Command, dir string, g *generateFlags) (err error) {
 // stream generates and prints token by token.
 func (g *generateFlags) stream(cmd *cobra.Command, m *runtime.Model, sess *runtime.Session, sampler *runtime.Sampler, ids []int32, s *summary) error {
 	out, asJSON := cmd.OutOrStdout(), cli.JSON(cmd)
-	start := time.Now()
+	start, ran := time.Now(), sess.Ran()
 	if _, err := sess.Sync(cmd.Context(), ids); err != nil {
 		return err
 	}
+	s.KeptTokens = len(ids) - (sess.Ran() - ran)
 	first := time.Now()
 	stream := m.Tokenizer.Stream()
 	ended, err := sess.Generate(cmd.Context(), ids, runtime.Generation{Max: g.max, Sampler: sampler, Stops: m.Stops, Each: func(id int32, logits []float32) error {
@@ -201,11 +221,10 @@ func (g *generateFlags) stream(cmd *cobra.Command, m *runtime.Model, sess *runti
 			_, err := fmt.Fprintf(out, "%s %6d %q\n", e.Fingerprint, id, e.Text)
 			return err
 		}
-		_, err := io.WriteString(out, e.Text)
-		return err
+		return g.say(cmd, e.Text)
 	}})
 	if !asJSON && s.GeneratedTokens > 0 {
-		if _, werr := fmt.Fprintln(out, stream.Flush()); werr != nil {
+		if werr := g.finish(cmd, stream.Flush()); werr != nil {
 			return werr
 		}
 	}

@@ -49,6 +49,9 @@ func command() *cobra.Command {
 		if list {
 			return listDevices(cmd)
 		}
+		if g.chat {
+			return converse(cmd, args[0], &g)
+		}
 		return generate(cmd, args[0], &g)
 	}
 	g.registerAll(root)

@@ -199,9 +199,24 @@ type problem struct {
 	Problems []problem `json:"problems,omitempty"`
 }
 
+// reported is an error that the user has seen.
+type reported struct{ error }
+
+func (r reported) Unwrap() error { return r.error }
+
+// Report prints an error as the end of the command would, for a command that
+// goes on. What it returns has the same exit code and is not printed again.
+func Report(cmd *cobra.Command, err error) error {
+	report(cmd, err, JSON(cmd))
+	return reported{err}
+}
+
 // report prints an error in the form that was asked for and returns its code.
 func report(cmd *cobra.Command, err error, asJSON bool) int {
 	code, kind := Code(err)
+	if said := (reported{}); errors.As(err, &said) {
+		return code
+	}
 	hint, list := hintOf(err), flatten(err)
 	if code == Usage && hint == "" {
 		hint = seeHelp(cmd)
