@@ -160,7 +160,7 @@ func messages(system string, rest ...chat.Message) []chat.Message {
 // on standard error, so that a redirected output is the answer alone.
 type voice struct {
 	split           *chat.Splitter
-	show            bool
+	show            bool // thoughts
 	thinks          bool // the last part was a thought
 	answer, thought strings.Builder
 }
@@ -176,6 +176,15 @@ func (g *generateFlags) say(cmd *cobra.Command, text string) error {
 		return err
 	}
 	return g.voice.parts(cmd, g.voice.split.Next(text))
+}
+
+// hear notes text that is printed in another form.
+func (g *generateFlags) hear(text string) {
+	if g.voice != nil {
+		for _, p := range g.voice.split.Next(text) {
+			g.voice.note(p)
+		}
+	}
 }
 
 // finish prints the rest and ends the line.
@@ -198,8 +207,8 @@ func (g *generateFlags) finish(cmd *cobra.Command, rest string) error {
 
 func (v *voice) parts(cmd *cobra.Command, parts []chat.Part) error {
 	for _, p := range parts {
+		v.note(p)
 		if p.Thought {
-			v.thought.WriteString(p.Text)
 			if v.show {
 				_, _ = io.WriteString(cmd.ErrOrStderr(), cli.Paint(cmd, cmd.ErrOrStderr(), cli.Dim, p.Text))
 			}
@@ -209,12 +218,19 @@ func (v *voice) parts(cmd *cobra.Command, parts []chat.Part) error {
 		if v.thinks {
 			v.endThought(cmd)
 		}
-		v.answer.WriteString(p.Text)
 		if _, err := io.WriteString(cmd.OutOrStdout(), p.Text); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (v *voice) note(p chat.Part) {
+	if p.Thought {
+		v.thought.WriteString(p.Text)
+	} else {
+		v.answer.WriteString(p.Text)
+	}
 }
 
 func (v *voice) endThought(cmd *cobra.Command) {
@@ -226,6 +242,9 @@ func (v *voice) endThought(cmd *cobra.Command) {
 // message is what was said, for the conversation so far. Templates that show
 // thoughts look for them under one of two names.
 func (v *voice) message() chat.Message {
+	for _, p := range v.split.Flush() {
+		v.note(p)
+	}
 	m := chat.Say("assistant", v.answer.String())
 	if t := v.thought.String(); t != "" {
 		m.Set("reasoning_content", t)

@@ -215,18 +215,30 @@ func (g *generateFlags) stream(cmd *cobra.Command, m *runtime.Model, sess *runti
 			e.Fingerprint = runtime.Fingerprint(logits)
 		}
 		if asJSON {
+			g.hear(e.Text)
 			return cli.PrintJSON(cmd, e)
 		}
 		if g.fingerprint {
+			g.hear(e.Text)
 			_, err := fmt.Fprintf(out, "%s %6d %q\n", e.Fingerprint, id, e.Text)
 			return err
 		}
 		return g.say(cmd, e.Text)
 	}})
-	if !asJSON && s.GeneratedTokens > 0 {
-		if werr := g.finish(cmd, stream.Flush()); werr != nil {
-			return werr
-		}
+	rest := stream.Flush()
+	var werr error
+	switch {
+	case asJSON:
+		g.hear(rest)
+	case s.GeneratedTokens == 0:
+	case g.fingerprint:
+		g.hear(rest)
+		_, werr = fmt.Fprintln(out, rest)
+	default:
+		werr = g.finish(cmd, rest)
+	}
+	if werr != nil {
+		return werr
 	}
 	s.steps = len(sess.Tokens()) - len(ids)
 	s.PromptTokens, s.PromptSeconds, s.GenerateSeconds = len(ids), first.Sub(start).Seconds(), time.Since(first).Seconds()
@@ -248,7 +260,7 @@ func (g *generateFlags) stream(cmd *cobra.Command, m *runtime.Model, sess *runti
 		p = profileOf(at, sess)
 	}
 	if asJSON {
-		return cli.PrintJSON(cmd, event{Event: "end", Text: stream.Flush(), Summary: s, Profile: p})
+		return cli.PrintJSON(cmd, event{Event: "end", Text: rest, Summary: s, Profile: p})
 	}
 	cli.Note(cmd, "\n%s", s)
 	if p != nil {
