@@ -41,7 +41,7 @@ func (f *chatFlags) registerChat(cmd *cobra.Command) {
 	fl.BoolVar(&f.noChat, "no-chat", false, "the same as --raw")
 	_ = fl.MarkHidden("no-chat")
 	fl.StringVar(&f.system, "system", "", "system message, `TEXT` that the chat template puts before everything else")
-	fl.StringVar(&f.thinking, "thinking", "show", "`MODE` for what a model thinks before it answers: show (on standard error), hide, or off (ask the template for none)")
+	fl.StringVar(&f.thinking, "thinking", "show", "what a model thinks before it answers, `MODE` show (on standard error), hide or off (asks the template for none)")
 	fl.StringVar(&f.template, "chat-template", "", "`FILE` with a chat template to use instead of the model's")
 	fl.StringVar(&f.templateArg, "chat-template-kwargs", "", "more variables for the template, a `JSON` object such as {\"enable_thinking\":false}")
 	cmd.MarkFlagsMutuallyExclusive("chat", "raw")

@@ -28,9 +28,9 @@ type generateFlags struct {
 
 func (g *generateFlags) registerAll(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVarP(&g.prompt, "prompt", "p", "", "`TEXT` to continue; - reads standard input")
+	f.StringVarP(&g.prompt, "prompt", "p", "", "`TEXT` to answer or to continue; - reads standard input")
 	f.StringVarP(&g.file, "file", "f", "", "`FILE` with the text to continue")
-	f.IntVarP(&g.max, "max-tokens", "n", 128, "generate at most `N` tokens")
+	f.IntVarP(&g.max, "max-tokens", "n", 128, fmt.Sprintf("generate at most `N` tokens (%d of an answer that ends by itself)", chatMax))
 	f.IntVar(&g.max, "predict", 128, "the same as --max-tokens")
 	_ = f.MarkHidden("predict")
 	g.registerContext(cmd)

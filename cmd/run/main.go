@@ -21,6 +21,10 @@ func main() { cli.Main(command()) }
 
 const runLong = `Run a model: continue a prompt, one token after the other.
 
+If the model has a chat template, the prompt is one message of a conversation
+and the model answers it; --raw continues the text as it is. --chat goes on
+after the answer: a line is a message, also in a script on standard input.
+
 The same container and the same tokens give the same logits on every machine,
 with any number of threads; --fingerprint prints a hash of them per token.
 DIR is a snapshot container or a plain checkpoint (BF16, F16, F32, FP8). The
@@ -29,7 +33,8 @@ file or of standard input is left out.`
 
 const runExamples = `  run ./tiny-glm-g64 -p "Once upon a time" -n 64
   cat prompt.txt | run ./glm-5.2-snapshot -n 200 --temp 0.7 --top-p 0.95 -s 42
-  run ./tiny-glm-g64 -p "The king" -n 32 --prof --fingerprint`
+  run ./tiny-glm-g64 -p "The king" -n 32 --prof --fingerprint
+  run ./glm-5.2-snapshot --chat --system "Be brief."`
 
 func command() *cobra.Command {
 	root := cli.New("run DIR", "Run a model", runLong)

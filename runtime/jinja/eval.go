@@ -9,8 +9,8 @@ import (
 
 // Limits on what a template can make a rendering cost.
 const (
-	maxSteps     = 4_000_000 // evaluations, and one for every costUnit bytes that are made
-	costUnit     = 64
+	maxSteps     = 2_000_000 // evaluations, and one for every costUnit bytes that are made
+	costUnit     = 128
 	maxEvalDepth = 2000    // evaluations inside each other
 	maxRange     = 100_000 // numbers of range(), as in Jinja's sandbox
 )
