@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -176,7 +177,7 @@ func TestChatCommands(t *testing.T) {
 	}
 	wants(t, "notes", stderr, "/save FILE", "a line that ends in a backslash", "there is no system message", "system message: Be kind.",
 		"5 messages in the conversation, 2 messages answered", "context: ", "saved to "+saved, "the conversation is forgotten",
-		"1 message in the conversation, 2 messages answered", "5 messages from "+saved, "answers end at <|endoftext|>")
+		"1 message in the conversation, 2 messages answered", "5 messages from "+saved, `answers end at "<|endoftext|>"`)
 	data, err := os.ReadFile(saved)
 	if err != nil {
 		t.Fatal(err)
@@ -517,7 +518,7 @@ func TestH10StopTokens(t *testing.T) {
 	}
 	ids("eos_token_id", user, 7)
 	_, _, stderr := talk(t, "", dir, "--chat")
-	wants(t, "at the start", stderr, "answers end at ", string(tok.TokenBytes(7))+" (7)", "<|endoftext|> (4086)", "<|user|> (4093)")
+	wants(t, "at the start", stderr, "answers end at ", fmt.Sprintf("%q (7)", tok.TokenBytes(7)), `"<|endoftext|>" (4086)`, `"<|user|>" (4093)`)
 
 	// The answer ends where the model says the stop token, and without it.
 	_, stdout, _ := talk(t, "", dir, "-p", "The king", "-n", "8", "--json")

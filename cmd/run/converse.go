@@ -141,7 +141,7 @@ func (c *conversation) first() (string, error) {
 func (c *conversation) greet() {
 	stops := make([]string, len(c.model.Stops))
 	for i, id := range c.model.Stops {
-		stops[i] = fmt.Sprintf("%s (%d)", c.model.Tokenizer.TokenBytes(id), id)
+		stops[i] = fmt.Sprintf("%q (%d)", c.model.Tokenizer.TokenBytes(id), id)
 	}
 	if len(stops) == 0 {
 		cli.Warn(c.cmd, "the model names no token that ends an answer: each goes on for %s", count(c.g.max, "token"))

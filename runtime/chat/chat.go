@@ -159,7 +159,7 @@ func (t *Template) wrong(name string, err error) error {
 	case e.Unsupported:
 		out.Kind = format.ErrUnsupported
 	}
-	out.Err = err
+	out.What += ": " + err.Error() // not as the cause: the words may be the template's, and are made safe to print
 	return out
 }
 

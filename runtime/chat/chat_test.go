@@ -131,6 +131,7 @@ func TestTemplateErrors(t *testing.T) {
 		{map[string]string{chat.TemplateFile: "a\n{{ b"}, format.ErrCorrupt, "chat_template.jinja: chat template: line 2: a tag does not end"},
 		{map[string]string{chat.TemplateFile: "{% include 'x' %}"}, format.ErrUnsupported, "unknown tag 'include'"},
 		{map[string]string{chat.TemplateFile: "\n{{ raise_exception('roles must alternate') }}"}, format.ErrUsage, "chat_template.jinja: chat template refuses the conversation: line 2: roles must alternate"},
+		{map[string]string{chat.TemplateFile: "{{ raise_exception('\x1b[31mred\n') }}"}, format.ErrUsage, `line 1: \x1b[31mred\n`},
 		{map[string]string{chat.TemplateFile: "{{ messages[0].content + 1 }}"}, format.ErrCorrupt, "line 1: unsupported operand"},
 		{map[string]string{chat.TemplateFile: "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"}, format.ErrUnsupported, "asks for too much"},
 		{map[string]string{chat.TemplateFile: "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"}, format.ErrUnsupported, "inside each other"},
