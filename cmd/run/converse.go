@@ -73,6 +73,9 @@ func converse(cmd *cobra.Command, dir string, g *generateFlags) (err error) {
 	}
 	g.answerLength(cmd)
 
+	if err := cmd.Context().Err(); err != nil { // stopped while it loaded
+		return err
+	}
 	// Ctrl-C stops an answer, so that the context it cancels cannot be the one
 	// that the program runs in.
 	cmd.SetContext(context.WithoutCancel(cmd.Context()))

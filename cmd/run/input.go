@@ -60,7 +60,10 @@ func (w *waiter) close() { w.atEnd() }
 func (w *waiter) next(signals <-chan os.Signal) (string, error) {
 	if w.typed {
 		select {
-		case <-signals: // one that came when the answer had just ended
+		case s := <-signals: // a Ctrl-C that came when the answer had just ended
+			if s != os.Interrupt {
+				return "", context.Canceled
+			}
 		default:
 		}
 	}

@@ -9,8 +9,14 @@ import (
 
 // Limits on what a template can make a rendering cost.
 const (
-	maxSteps     = 2_000_000 // evaluations, and one for every costUnit bytes that are made
-	costUnit     = 128
+	baseSteps    = 2_000_000 // evaluations
+	baseBytes    = 64 << 20  // of texts and lists that are made
+	stepsPerItem = 10_000    // more for every value of the variables: templates look back from message to message
+	bytesPerByte = 2_000     // and for every byte of text: they add up what was said
+	mostSteps    = 100_000_000
+	mostBytes    = 4 << 30
+	scanUnit     = 1024    // bytes that are read for the price of a step
+	itemBytes    = 16      // of an item of a list
 	maxEvalDepth = 2000    // evaluations inside each other
 	maxRange     = 100_000 // numbers of range(), as in Jinja's sandbox
 )
@@ -26,7 +32,8 @@ var (
 // Render is the text that the template makes of the variables. now is the time
 // that strftime_now tells. The error is an *Error.
 func (t *Template) Render(vars *Dict, now time.Time) (string, error) {
-	e := &eval{scope: &scope{vars: map[string]Value{}}, now: now}
+	e := newEval(vars)
+	e.now = now
 	for _, k := range vars.keys {
 		if name, ok := k.(string); ok {
 			e.scope.vars[name], _ = vars.Get(k)
@@ -60,19 +67,72 @@ type eval struct {
 	out      strings.Builder
 	now      time.Time
 	captured string // the text that a filter or set block rendered
-	steps    int
+	steps    int    // that are left
+	bytes    int    // that may still be made
 	depth    int
 }
 
+func newEval(vars Value) *eval {
+	items, bytes := weigh(vars, 0)
+	return &eval{
+		scope: &scope{vars: map[string]Value{}},
+		steps: min(baseSteps+stepsPerItem*items, mostSteps),
+		bytes: baseBytes + min(bytesPerByte*bytes, mostBytes),
+	}
+}
+
+// weigh is how many values there are, and how much text.
+func weigh(v Value, depth int) (items, bytes int) {
+	if depth > maxNesting {
+		return 1, 0
+	}
+	add := func(v Value) {
+		i, b := weigh(v, depth+1)
+		items, bytes = items+i, bytes+b
+	}
+	switch v := v.(type) {
+	case string:
+		bytes = len(v)
+	case *List:
+		for _, x := range v.Items {
+			add(x)
+		}
+	case *Dict:
+		for _, x := range v.items {
+			add(x)
+		}
+	}
+	return items + 1, bytes
+}
+
 func (e *eval) spend(steps int) error {
-	if e.steps += steps; steps < 0 || e.steps > maxSteps {
+	if e.steps -= steps; steps < 0 || e.steps < 0 {
 		return errBudget
 	}
 	return nil
 }
 
 // make pays for n bytes before they are made.
-func (e *eval) make(n int) error { return e.spend(n/costUnit + 1) }
+func (e *eval) make(n int) error {
+	if e.bytes -= n; n < 0 || e.bytes < 0 {
+		return errBudget
+	}
+	return nil
+}
+
+// list pays for a list of n items.
+func (e *eval) list(n int) error {
+	if n > e.bytes/itemBytes {
+		return errBudget
+	}
+	return e.make(n * itemBytes)
+}
+
+// scan pays for reading a text.
+func (e *eval) scan(v Value) error {
+	s, _ := v.(string)
+	return e.spend(1 + len(s)/scanUnit)
+}
 
 // enter counts a level of nesting; the caller undoes it with e.depth--.
 func (e *eval) enter() error {

@@ -371,7 +371,7 @@ func (e *eval) filter(name string, v Value, a *args) (Value, error) {
 	if f == nil {
 		return nil, &Error{What: fmt.Sprintf("unknown filter '%s'", name), Unsupported: true}
 	}
-	if err := e.spend(1 + length(v)/costUnit); err != nil {
+	if err := e.scan(v); err != nil {
 		return nil, err
 	}
 	return f(e, v, a)
@@ -394,6 +394,9 @@ func (e *eval) is(name string, v Value, a *args) (bool, error) {
 	t := tests[name]
 	if t == nil {
 		return false, &Error{What: fmt.Sprintf("unknown test '%s'", name), Unsupported: true}
+	}
+	if err := e.spend(1); err != nil {
+		return false, err
 	}
 	return t(e, v, a)
 }

@@ -284,7 +284,13 @@ func lengthFilter(_ *eval, v Value, _ *args) (Value, error) {
 
 func listFilter(e *eval, v Value, _ *args) (Value, error) {
 	items, err := e.iterate(v)
-	return &List{Items: slices.Clone(items)}, err
+	if err == nil {
+		err = e.list(len(items))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &List{Items: slices.Clone(items)}, nil
 }
 
 func reverse(e *eval, v Value, _ *args) (Value, error) {
@@ -293,10 +299,12 @@ func reverse(e *eval, v Value, _ *args) (Value, error) {
 		slices.Reverse(r)
 		return string(r), nil
 	}
-	items, err := e.iterate(v)
-	items = slices.Clone(items)
-	slices.Reverse(items)
-	return &List{Items: items}, err
+	l, err := listFilter(e, v, nil)
+	if err != nil {
+		return nil, err
+	}
+	slices.Reverse(l.(*List).Items)
+	return l, nil
 }
 
 func sortFilter(e *eval, v Value, a *args) (Value, error) {
@@ -314,6 +322,9 @@ func sortFilter(e *eval, v Value, a *args) (Value, error) {
 func unique(e *eval, v Value, a *args) (Value, error) {
 	items, err := e.iterate(v)
 	if err != nil {
+		return nil, err
+	}
+	if err := e.list(len(items)); err != nil {
 		return nil, err
 	}
 	seen := NewDict()
@@ -388,7 +399,7 @@ func batch(e *eval, v Value, a *args) (Value, error) {
 		row := slices.Clone(items[:k])
 		items = items[k:]
 		if fill != nil {
-			if err := e.spend(int(min(n-k, maxSteps+1))); err != nil {
+			if err := e.list(int(min(n-k, mostBytes))); err != nil {
 				return nil, err
 			}
 			for int64(len(row)) < n {

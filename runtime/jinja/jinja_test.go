@@ -206,3 +206,24 @@ func FuzzRender(f *testing.F) {
 		}
 	})
 }
+
+// TestLongConversations: what a template may cost grows with what it is given.
+// Real ones look back over all messages at each, and add up all that was said.
+func TestLongConversations(t *testing.T) {
+	const n = 700
+	l := NewList()
+	for range n {
+		l.Items = append(l.Items, NewDict("role", "user", "content", strings.Repeat("word ", 200)))
+	}
+	vars := NewDict("messages", l)
+	for name, src := range map[string]string{
+		"look back": "{% for m in messages %}{% for j in range(loop.index0) %}{% if messages[j].role == 'tool' %}x{% endif %}{% endfor %}{% endfor %}.",
+		"lengths":   "{% for m in messages %}{{ messages | length if loop.index == messages | length else '' }}{% endfor %}",
+		"slices":    "{% for m in messages %}{% for k in messages[loop.index0:][:1] %}{% endfor %}{% endfor %}.",
+		"one text":  "{% set ns = namespace(s='') %}{% for m in messages %}{% set ns.s = ns.s ~ m.content %}{% endfor %}{{ ns.s | length }}",
+	} {
+		if got, err := render(src, vars); err != nil || got == "" {
+			t.Errorf("%s: %q %v", name, got, err)
+		}
+	}
+}

@@ -73,7 +73,7 @@ func decode(dec *jsontext.Decoder) (Value, error) {
 
 // EncodeJSON is Python's json.dumps(v, ensure_ascii=False).
 func EncodeJSON(v Value) (string, error) {
-	w := jsonWriter{item: ", ", key: ": ", e: &eval{}}
+	w := jsonWriter{item: ", ", key: ": ", e: newEval(v)}
 	err := w.write(v, 0)
 	return w.b.String(), err
 }
@@ -99,7 +99,7 @@ func (w *jsonWriter) write(v Value, depth int) error {
 	if err := w.e.within(depth); err != nil {
 		return err
 	}
-	if w.b.Len()/costUnit > maxSteps-w.e.steps {
+	if w.b.Len() > w.e.bytes {
 		return errBudget
 	}
 	switch v := v.(type) {

@@ -30,7 +30,7 @@ func method(v Value, name string) *Func {
 	case string:
 		if m := stringMethods[name]; m != nil {
 			f = func(e *eval, a *args) (Value, error) {
-				if err := e.spend(1 + len(v)/costUnit); err != nil {
+				if err := e.scan(v); err != nil {
 					return nil, err
 				}
 				return m(e, v, a)
@@ -39,7 +39,7 @@ func method(v Value, name string) *Func {
 	case *Dict:
 		if m := dictMethods[name]; m != nil {
 			f = func(e *eval, a *args) (Value, error) {
-				if err := e.spend(1 + len(v.keys)); err != nil {
+				if err := e.list(len(v.keys)); err != nil {
 					return nil, err
 				}
 				return m(v, a)
@@ -77,7 +77,7 @@ var dictMethods = map[string]func(*Dict, *args) (Value, error){
 func listMethod(l *List, name string) func(*eval, *args) (Value, error) {
 	find := func(e *eval, a *args) (n, at int64, err error) {
 		at = -1
-		if err := e.spend(1 + len(l.Items)); err != nil {
+		if err := e.spend(1); err != nil {
 			return 0, 0, err
 		}
 		for i, v := range l.Items {

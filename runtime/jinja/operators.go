@@ -9,8 +9,8 @@ import (
 )
 
 func (e *eval) holds(op string, a, b Value) (bool, error) {
-	if err := e.spend(1 + (length(a)+length(b))/costUnit); err != nil {
-		return false, err
+	if err := errors.Join(e.scan(a), e.scan(b)); err != nil {
+		return false, errBudget
 	}
 	switch op {
 	case "==", "!=":
@@ -22,19 +22,6 @@ func (e *eval) holds(op string, a, b Value) (bool, error) {
 	}
 	c, err := e.compare(a, b, 0)
 	return map[string]bool{"<": c < 0, "<=": c <= 0, ">": c > 0, ">=": c >= 0}[op], err
-}
-
-// length is how much work a value may be.
-func length(v Value) int {
-	switch v := v.(type) {
-	case string:
-		return len(v)
-	case *List:
-		return costUnit * len(v.Items)
-	case *Dict:
-		return costUnit * len(v.keys)
-	}
-	return 0
 }
 
 // contains is Python's v in c.
@@ -87,7 +74,7 @@ func (e *eval) binary(op string, a, b Value) (Value, error) {
 			}
 		case *List:
 			if y, ok := b.(*List); ok && x.tuple == y.tuple {
-				if err := e.spend(len(x.Items) + len(y.Items)); err != nil {
+				if err := e.list(len(x.Items) + len(y.Items)); err != nil {
 					return nil, err
 				}
 				items := append(append(make([]Value, 0, len(x.Items)+len(y.Items)), x.Items...), y.Items...)
@@ -122,7 +109,7 @@ func (e *eval) repeat(v Value, n int64) (Value, bool, error) {
 		if v == "" {
 			return "", true, nil
 		}
-		if n > maxSteps*costUnit/int64(len(v)) {
+		if n > int64(e.bytes/len(v)) {
 			return nil, true, errBudget
 		}
 		if err := e.make(len(v) * int(n)); err != nil {
@@ -130,11 +117,11 @@ func (e *eval) repeat(v Value, n int64) (Value, bool, error) {
 		}
 		return strings.Repeat(v, int(n)), true, nil
 	case *List:
-		if len(v.Items) > 0 && n > maxSteps/int64(len(v.Items)) {
+		if len(v.Items) > 0 && n > int64(e.bytes/len(v.Items)) {
 			return nil, true, errBudget
 		}
 		out := &List{tuple: v.tuple}
-		if err := e.spend(len(v.Items) * int(n)); err != nil {
+		if err := e.list(len(v.Items) * int(n)); err != nil {
 			return nil, true, err
 		}
 		for i := int64(0); i < n && len(v.Items) > 0; i++ {
@@ -334,8 +321,8 @@ func (e *eval) slice(v Value, parts [3]Value) (Value, error) {
 		return Undefined{what: fmt.Sprintf("%s object cannot be sliced", typeName(v))}, nil
 	}
 	n := count(v)
-	if err := e.spend(1 + length(v)/costUnit); err != nil {
-		return nil, err
+	if err := errors.Join(e.scan(v), e.list(n)); err != nil {
+		return nil, errBudget
 	}
 	var at [3]int
 	for i, p := range parts {
@@ -393,9 +380,6 @@ func (e *eval) slice(v Value, parts [3]Value) (Value, error) {
 
 // iterate is the items of a value: keys of a dict, characters of a string.
 func (e *eval) iterate(v Value) ([]Value, error) {
-	if err := e.spend(1 + length(v)/costUnit); err != nil {
-		return nil, err
-	}
 	switch v := v.(type) {
 	case *List:
 		return v.Items, nil

@@ -75,7 +75,7 @@ func split(fromRight bool) stringMethod {
 		default:
 			return nil, fmt.Errorf("must be str or None, not %s", typeName(sep))
 		}
-		return texts(parts), e.spend(len(parts))
+		return texts(parts), e.list(len(parts))
 	}
 }
 
@@ -142,7 +142,7 @@ func splitlines(e *eval, s string, a *args) (Value, error) {
 		}
 		parts, s = append(parts, line), s[i+n:]
 	}
-	return texts(parts), e.spend(len(parts))
+	return texts(parts), e.list(len(parts))
 }
 
 func (e *eval) replace(s, old, with string, limit Value) (Value, error) {
@@ -157,7 +157,7 @@ func (e *eval) replace(s, old, with string, limit Value) (Value, error) {
 	if n >= 0 {
 		times = int(min(int64(times), n))
 	}
-	if grow := len(with) - len(old); grow > 0 && times > maxSteps*costUnit/grow {
+	if grow := len(with) - len(old); grow > 0 && times > e.bytes/grow {
 		return nil, errBudget
 	}
 	if err := e.make(len(s) + times*max(0, len(with)-len(old))); err != nil {
@@ -255,7 +255,7 @@ func indent(e *eval, v Value, a *args) (Value, error) {
 	firstToo, blank := truth(a.at(1, "first", false)), truth(a.at(2, "blank", false))
 	lines := strings.Split(s+"\n", "\n")
 	lines = lines[:len(lines)-1]
-	if len(lines) > maxSteps*costUnit/(len(pad)+1) {
+	if len(lines) > e.bytes/(len(pad)+1) {
 		return nil, errBudget
 	}
 	if err := e.make(len(s) + len(lines)*len(pad)); err != nil {
