@@ -15,15 +15,16 @@ const (
 	avx512            // F, BW, DQ, VL, VNNI
 	amx               // avx512 with tiles of int8
 	neon              // with the dot product extension
+	i8mm              // neon with products of int8 matrices
 )
 
-func (i isa) String() string { return [...]string{"go", "avx2", "avx512", "amx", "neon"}[i] }
+func (i isa) String() string { return [...]string{"go", "avx2", "avx512", "amx", "neon", "i8mm"}[i] }
 
 // isas lists the levels that this machine has, from the plainest; active is
 // the one in use.
 var active = isas[len(isas)-1]
 
-// ISA names the instructions in use: go, avx2, avx512, amx or neon.
+// ISA names the instructions in use: go, avx2, avx512, amx, neon or i8mm.
 func ISA() string { return active.String() }
 
 // ISAs names the levels of instructions that this machine has, from go to the

@@ -20,7 +20,16 @@ func int4G128NEON(t *byte)
 func int4G256NEON(t *byte)
 
 //go:noescape
+func int3G64NEON(t *byte)
+
+//go:noescape
+func int2RowNEON(t *byte)
+
+//go:noescape
 func int8RowNEON(t *byte)
+
+//go:noescape
+func fp8NEON(t *byte)
 
 //go:noescape
 func f32NEON(t *byte)
@@ -50,6 +59,12 @@ func expSumNEON(t *byte)
 func accumulateNEON(t *byte)
 
 //go:noescape
+func accumulateFourNEON(t *byte)
+
+//go:noescape
+func greatestNEON(t *byte)
+
+//go:noescape
 func quantizeNEON(t *byte)
 
 //go:noescape
@@ -66,3 +81,21 @@ func decodeInt4NEON(t *byte)
 
 //go:noescape
 func indexSumNEON(t *byte)
+
+//go:noescape
+func int4RowI8MM(t *byte)
+
+//go:noescape
+func int4G64I8MM(t *byte)
+
+//go:noescape
+func int4G128I8MM(t *byte)
+
+//go:noescape
+func int4G256I8MM(t *byte)
+
+//go:noescape
+func int2RowI8MM(t *byte)
+
+//go:noescape
+func int8RowI8MM(t *byte)

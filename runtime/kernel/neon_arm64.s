@@ -1230,6 +1230,751 @@ TEXT ·int4G256NEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x54fffe88 // b.hi #-48
 	WORD $0xd65f03c0 // ret
 
+// func int3G64NEON(t *byte)
+TEXT ·int3G64NEON(SB), NOSPLIT|NOFRAME, $0-8
+	MOVD t+0(FP), R20
+	WORD $0xf9404689 // ldr x9, [x20, #0x88]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0x5400014b // b.lt #40
+	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
+	WORD $0xf9405a88 // ldr x8, [x20, #0xb0]
+	WORD $0x91000529 // add x9, x9, #0x1
+	WORD $0xd1000529 // sub x9, x9, #0x1
+	WORD $0xad000100 // stp q0, q0, [x8]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0xad010100 // stp q0, q0, [x8, #0x20]
+	WORD $0x91010108 // add x8, x8, #0x40
+	WORD $0x54ffff68 // b.hi #-20
+	WORD $0xf9404a88 // ldr x8, [x20, #0x90]
+	WORD $0xf100051f // cmp x8, #0x1
+	WORD $0x54001c4b // b.lt #904
+	WORD $0xb200c7ea // mov x10, #0x303030303030303 // =217020518514230019
+	WORD $0xd2c02029 // mov x9, #0x10100000000 // =1103806595072
+	WORD $0x4f00e462 // movi v2.16b, #0x3
+	WORD $0xf280404a // movk x10, #0x202
+	WORD $0xf2e02029 // movk x9, #0x101, lsl #48
+	WORD $0xaa1f03e8 // mov x8, xzr
+	WORD $0xf2a0404a // movk x10, #0x202, lsl #16
+	WORD $0x9e670120 // fmov d0, x9
+	WORD $0x9e670141 // fmov d1, x10
+	WORD $0x52808029 // mov w9, #0x401 // =1025
+	WORD $0x5281004a // mov w10, #0x802 // =2050
+	WORD $0x72a80209 // movk w9, #0x4010, lsl #16
+	WORD $0x9101028b // add x11, x20, #0x40
+	WORD $0x72b0040a // movk w10, #0x8020, lsl #16
+	WORD $0x4e040d23 // dup v3.4s, w9
+	WORD $0x6e180420 // mov v0.d[1], v1.d[0]
+	WORD $0x4f00e481 // movi v1.16b, #0x4
+	WORD $0x4e040d44 // dup v4.4s, w10
+	WORD $0xa94a268a // ldp x10, x9, [x20, #0xa0]
+	WORD $0x4e218405 // add v5.16b, v0.16b, v1.16b
+	WORD $0x14000007 // b #28
+	WORD $0xf9404a8c // ldr x12, [x20, #0x90]
+	WORD $0x91000508 // add x8, x8, #0x1
+	WORD $0x9106014a // add x10, x10, #0x180
+	WORD $0x91010129 // add x9, x9, #0x40
+	WORD $0xeb0c011f // cmp x8, x12
+	WORD $0x5400190a // b.ge #800
+	WORD $0x8b08050d // add x13, x8, x8, lsl #1
+	WORD $0xd37ef50f // lsl x15, x8, #2
+	WORD $0xd378dd0e // lsl x14, x8, #8
+	WORD $0xaa1f03ec // mov x12, xzr
+	WORD $0xf9800142 // prfm pldl2keep, [x10]
+	WORD $0xf9802142 // prfm pldl2keep, [x10, #0x40]
+	WORD $0xd37be9ad // lsl x13, x13, #5
+	WORD $0xd37ef5ef // lsl x15, x15, #2
+	WORD $0xf9804142 // prfm pldl2keep, [x10, #0x80]
+	WORD $0xf9806142 // prfm pldl2keep, [x10, #0xc0]
+	WORD $0xf9808142 // prfm pldl2keep, [x10, #0x100]
+	WORD $0xf980a142 // prfm pldl2keep, [x10, #0x140]
+	WORD $0xf9800122 // prfm pldl2keep, [x9]
+	WORD $0x14000004 // b #16
+	WORD $0x9100058c // add x12, x12, #0x1
+	WORD $0xf100119f // cmp x12, #0x4
+	WORD $0x54fffd40 // b.eq #-88
+	WORD $0xf9404690 // ldr x16, [x20, #0x88]
+	WORD $0xf100061f // cmp x16, #0x1
+	WORD $0x54ffff6b // b.lt #-20
+	WORD $0xf86c7a91 // ldr x17, [x20, x12, lsl #3]
+	WORD $0xf9405a93 // ldr x19, [x20, #0xb0]
+	WORD $0x91000610 // add x16, x16, #0x1
+	WORD $0xf9404295 // ldr x21, [x20, #0x80]
+	WORD $0x8b0d0231 // add x17, x17, x13
+	WORD $0x8b0c1273 // add x19, x19, x12, lsl #4
+	WORD $0xfd400a26 // ldr d6, [x17, #0x10]
+	WORD $0x3dc00227 // ldr q7, [x17]
+	WORD $0xfd401631 // ldr d17, [x17, #0x28]
+	WORD $0x3cc1822a // ldur q10, [x17, #0x18]
+	WORD $0xfd402234 // ldr d20, [x17, #0x40]
+	WORD $0x3cc48239 // ldur q25, [x17, #0x48]
+	WORD $0x4e0000c8 // tbl v8.16b, { v6.16b }, v0.16b
+	WORD $0x4e0500c6 // tbl v6.16b, { v6.16b }, v5.16b
+	WORD $0x6f0c04ed // ushr v13.16b, v7.16b, #0x4
+	WORD $0x6f0e04ec // ushr v12.16b, v7.16b, #0x2
+	WORD $0x4e221ceb // and v11.16b, v7.16b, v2.16b
+	WORD $0x4e000233 // tbl v19.16b, { v17.16b }, v0.16b
+	WORD $0x6f0a04e7 // ushr v7.16b, v7.16b, #0x6
+	WORD $0x4e050231 // tbl v17.16b, { v17.16b }, v5.16b
+	WORD $0x6f0c054f // ushr v15.16b, v10.16b, #0x4
+	WORD $0x4e221dad // and v13.16b, v13.16b, v2.16b
+	WORD $0x6f0e054e // ushr v14.16b, v10.16b, #0x2
+	WORD $0x4e221d49 // and v9.16b, v10.16b, v2.16b
+	WORD $0x4e231cd2 // and v18.16b, v6.16b, v3.16b
+	WORD $0x4e231d10 // and v16.16b, v8.16b, v3.16b
+	WORD $0x4e241d08 // and v8.16b, v8.16b, v4.16b
+	WORD $0x4e221d8c // and v12.16b, v12.16b, v2.16b
+	WORD $0x4e241cc6 // and v6.16b, v6.16b, v4.16b
+	WORD $0x4e231e76 // and v22.16b, v19.16b, v3.16b
+	WORD $0x4e0d3975 // zip1 v21.16b, v11.16b, v13.16b
+	WORD $0x4e0d796b // zip2 v11.16b, v11.16b, v13.16b
+	WORD $0x4e221def // and v15.16b, v15.16b, v2.16b
+	WORD $0x4e209a52 // cmeq v18.16b, v18.16b, #0
+	WORD $0x4e209a10 // cmeq v16.16b, v16.16b, #0
+	WORD $0x4e209908 // cmeq v8.16b, v8.16b, #0
+	WORD $0x4e07398d // zip1 v13.16b, v12.16b, v7.16b
+	WORD $0x4e2098c6 // cmeq v6.16b, v6.16b, #0
+	WORD $0x4e231e37 // and v23.16b, v17.16b, v3.16b
+	WORD $0x4e241e73 // and v19.16b, v19.16b, v4.16b
+	WORD $0x4e07798c // zip2 v12.16b, v12.16b, v7.16b
+	WORD $0x6f0a054a // ushr v10.16b, v10.16b, #0x6
+	WORD $0x4e721c32 // bic v18.16b, v1.16b, v18.16b
+	WORD $0x4e701c30 // bic v16.16b, v1.16b, v16.16b
+	WORD $0x910102b5 // add x21, x21, #0x40
+	WORD $0x4e681c28 // bic v8.16b, v1.16b, v8.16b
+	WORD $0x4e221dce // and v14.16b, v14.16b, v2.16b
+	WORD $0x4e661c38 // bic v24.16b, v1.16b, v6.16b
+	WORD $0x4e209a73 // cmeq v19.16b, v19.16b, #0
+	WORD $0x4e221f3c // and v28.16b, v25.16b, v2.16b
+	WORD $0x4eab1e47 // orr v7.16b, v18.16b, v11.16b
+	WORD $0x3dc00e32 // ldr q18, [x17, #0x30]
+	WORD $0x4e241e2b // and v11.16b, v17.16b, v4.16b
+	WORD $0x4eb51e06 // orr v6.16b, v16.16b, v21.16b
+	WORD $0x4e209ad0 // cmeq v16.16b, v22.16b, #0
+	WORD $0x4e000291 // tbl v17.16b, { v20.16b }, v0.16b
+	WORD $0x4ead1d08 // orr v8.16b, v8.16b, v13.16b
+	WORD $0x4e0f392d // zip1 v13.16b, v9.16b, v15.16b
+	WORD $0x4e0f792f // zip2 v15.16b, v9.16b, v15.16b
+	WORD $0x4e209ae9 // cmeq v9.16b, v23.16b, #0
+	WORD $0x4e20996b // cmeq v11.16b, v11.16b, #0
+	WORD $0x4e0a39d5 // zip1 v21.16b, v14.16b, v10.16b
+	WORD $0x4e0a79ce // zip2 v14.16b, v14.16b, v10.16b
+	WORD $0x4e701c2a // bic v10.16b, v1.16b, v16.16b
+	WORD $0x6f0c0650 // ushr v16.16b, v18.16b, #0x4
+	WORD $0x4e050294 // tbl v20.16b, { v20.16b }, v5.16b
+	WORD $0x4e231e37 // and v23.16b, v17.16b, v3.16b
+	WORD $0x4e241e31 // and v17.16b, v17.16b, v4.16b
+	WORD $0x4e691c36 // bic v22.16b, v1.16b, v9.16b
+	WORD $0x4eac1f09 // orr v9.16b, v24.16b, v12.16b
+	WORD $0x4e731c2c // bic v12.16b, v1.16b, v19.16b
+	WORD $0x4e6b1c33 // bic v19.16b, v1.16b, v11.16b
+	WORD $0x4e221e58 // and v24.16b, v18.16b, v2.16b
+	WORD $0x4e221e10 // and v16.16b, v16.16b, v2.16b
+	WORD $0x4ead1d4a // orr v10.16b, v10.16b, v13.16b
+	WORD $0x4e209a31 // cmeq v17.16b, v17.16b, #0
+	WORD $0x4eaf1ecb // orr v11.16b, v22.16b, v15.16b
+	WORD $0x4e209af6 // cmeq v22.16b, v23.16b, #0
+	WORD $0x6f0e064f // ushr v15.16b, v18.16b, #0x2
+	WORD $0x4eb51d8c // orr v12.16b, v12.16b, v21.16b
+	WORD $0xfd402e35 // ldr d21, [x17, #0x58]
+	WORD $0xf86c7971 // ldr x17, [x11, x12, lsl #3]
+	WORD $0x4eae1e6d // orr v13.16b, v19.16b, v14.16b
+	WORD $0x4e231e8e // and v14.16b, v20.16b, v3.16b
+	WORD $0x4e103b13 // zip1 v19.16b, v24.16b, v16.16b
+	WORD $0x4e761c36 // bic v22.16b, v1.16b, v22.16b
+	WORD $0x4e107b10 // zip2 v16.16b, v24.16b, v16.16b
+	WORD $0x4e0002b8 // tbl v24.16b, { v21.16b }, v0.16b
+	WORD $0x4e0502b5 // tbl v21.16b, { v21.16b }, v5.16b
+	WORD $0x4e221def // and v15.16b, v15.16b, v2.16b
+	WORD $0x6f0a0652 // ushr v18.16b, v18.16b, #0x6
+	WORD $0x4e2099d7 // cmeq v23.16b, v14.16b, #0
+	WORD $0x4e711c31 // bic v17.16b, v1.16b, v17.16b
+	WORD $0x4eb31ece // orr v14.16b, v22.16b, v19.16b
+	WORD $0x4e241e93 // and v19.16b, v20.16b, v4.16b
+	WORD $0x6f0c0734 // ushr v20.16b, v25.16b, #0x4
+	WORD $0x6f0e0736 // ushr v22.16b, v25.16b, #0x2
+	WORD $0x4e1239fa // zip1 v26.16b, v15.16b, v18.16b
+	WORD $0x4e1279f2 // zip2 v18.16b, v15.16b, v18.16b
+	WORD $0x4e771c2f // bic v15.16b, v1.16b, v23.16b
+	WORD $0x4e231f17 // and v23.16b, v24.16b, v3.16b
+	WORD $0x4e231ebb // and v27.16b, v21.16b, v3.16b
+	WORD $0x4e241f18 // and v24.16b, v24.16b, v4.16b
+	WORD $0x4e241eb5 // and v21.16b, v21.16b, v4.16b
+	WORD $0x4e221e94 // and v20.16b, v20.16b, v2.16b
+	WORD $0x4e221ed6 // and v22.16b, v22.16b, v2.16b
+	WORD $0x6f0a0739 // ushr v25.16b, v25.16b, #0x6
+	WORD $0x4e209a73 // cmeq v19.16b, v19.16b, #0
+	WORD $0x4e209af7 // cmeq v23.16b, v23.16b, #0
+	WORD $0x4e209b7b // cmeq v27.16b, v27.16b, #0
+	WORD $0x4eb01def // orr v15.16b, v15.16b, v16.16b
+	WORD $0x4e209b18 // cmeq v24.16b, v24.16b, #0
+	WORD $0x4e209ab5 // cmeq v21.16b, v21.16b, #0
+	WORD $0x4e143b9d // zip1 v29.16b, v28.16b, v20.16b
+	WORD $0x4e147b94 // zip2 v20.16b, v28.16b, v20.16b
+	WORD $0x4e193adc // zip1 v28.16b, v22.16b, v25.16b
+	WORD $0x4e197ad6 // zip2 v22.16b, v22.16b, v25.16b
+	WORD $0x4e731c33 // bic v19.16b, v1.16b, v19.16b
+	WORD $0x4e771c37 // bic v23.16b, v1.16b, v23.16b
+	WORD $0x4e7b1c39 // bic v25.16b, v1.16b, v27.16b
+	WORD $0x4e781c38 // bic v24.16b, v1.16b, v24.16b
+	WORD $0x4e751c35 // bic v21.16b, v1.16b, v21.16b
+	WORD $0x4eba1e30 // orr v16.16b, v17.16b, v26.16b
+	WORD $0x4eb21e71 // orr v17.16b, v19.16b, v18.16b
+	WORD $0x4ebd1ef2 // orr v18.16b, v23.16b, v29.16b
+	WORD $0x4eb41f33 // orr v19.16b, v25.16b, v20.16b
+	WORD $0x4ebc1f14 // orr v20.16b, v24.16b, v28.16b
+	WORD $0x4eb61eb5 // orr v21.16b, v21.16b, v22.16b
+	WORD $0xf94002b6 // ldr x22, [x21]
+	WORD $0x6f00e416 // movi v22.2d, #0000000000000000
+	WORD $0x6f00e417 // movi v23.2d, #0000000000000000
+	WORD $0x6f00e418 // movi v24.2d, #0000000000000000
+	WORD $0x6f00e419 // movi v25.2d, #0000000000000000
+	WORD $0xd1000610 // sub x16, x16, #0x1
+	WORD $0x8b0e02d6 // add x22, x22, x14
+	WORD $0xf100061f // cmp x16, #0x1
+	WORD $0xad406eda // ldp q26, q27, [x22]
+	WORD $0x4e9a94d6 // sdot v22.4s, v6.16b, v26.16b
+	WORD $0xad416adc // ldp q28, q26, [x22, #0x20]
+	WORD $0x4e9c9557 // sdot v23.4s, v10.16b, v28.16b
+	WORD $0xad4472dd // ldp q29, q28, [x22, #0x80]
+	WORD $0x4e9b94f6 // sdot v22.4s, v7.16b, v27.16b
+	WORD $0x4e9d95d8 // sdot v24.4s, v14.16b, v29.16b
+	WORD $0xad4576de // ldp q30, q29, [x22, #0xa0]
+	WORD $0x4e9a9577 // sdot v23.4s, v11.16b, v26.16b
+	WORD $0xad426eda // ldp q26, q27, [x22, #0x40]
+	WORD $0x4e9e9659 // sdot v25.4s, v18.16b, v30.16b
+	WORD $0x4e9c95f8 // sdot v24.4s, v15.16b, v28.16b
+	WORD $0x4e9a9516 // sdot v22.4s, v8.16b, v26.16b
+	WORD $0xad436adc // ldp q28, q26, [x22, #0x60]
+	WORD $0x4e9d9679 // sdot v25.4s, v19.16b, v29.16b
+	WORD $0x4e9c9597 // sdot v23.4s, v12.16b, v28.16b
+	WORD $0xad4672dd // ldp q29, q28, [x22, #0xc0]
+	WORD $0x4e9b9536 // sdot v22.4s, v9.16b, v27.16b
+	WORD $0x4e9d9618 // sdot v24.4s, v16.16b, v29.16b
+	WORD $0xad4776de // ldp q30, q29, [x22, #0xe0]
+	WORD $0x4e9a95b7 // sdot v23.4s, v13.16b, v26.16b
+	WORD $0xf9400eb6 // ldr x22, [x21, #0x18]
+	WORD $0x4e9e9699 // sdot v25.4s, v20.16b, v30.16b
+	WORD $0x4e9c9638 // sdot v24.4s, v17.16b, v28.16b
+	WORD $0x4eb7bed6 // addp v22.4s, v22.4s, v23.4s
+	WORD $0x4e9d96b9 // sdot v25.4s, v21.16b, v29.16b
+	WORD $0x4eb9bf17 // addp v23.4s, v24.4s, v25.4s
+	WORD $0x3cef6ad8 // ldr q24, [x22, x15]
+	WORD $0xf85e82b6 // ldur x22, [x21, #-0x18]
+	WORD $0x9101c2b5 // add x21, x21, #0x70
+	WORD $0x4eb7bed6 // addp v22.4s, v22.4s, v23.4s
+	WORD $0x4f3f0717 // sshr v23.4s, v24.4s, #0x1
+	WORD $0x3ce87a38 // ldr q24, [x17, x8, lsl #4]
+	WORD $0x6eb786d6 // sub v22.4s, v22.4s, v23.4s
+	WORD $0x3cef6ad7 // ldr q23, [x22, x15]
+	WORD $0x6e38def7 // fmul v23.4s, v23.4s, v24.4s
+	WORD $0x3dc00278 // ldr q24, [x19]
+	WORD $0x4e21dad6 // scvtf v22.4s, v22.4s
+	WORD $0x4e37ced8 // fmla v24.4s, v22.4s, v23.4s
+	WORD $0x3c840678 // str q24, [x19], #0x40
+	WORD $0x54fffa08 // b.hi #-192
+	WORD $0x17ffff49 // b #-732
+	WORD $0xaa1f03e8 // mov x8, xzr
+	WORD $0xf9404e89 // ldr x9, [x20, #0x98]
+	WORD $0xb4001a09 // cbz x9, #832
+	WORD $0xb200c7eb // mov x11, #0x303030303030303 // =217020518514230019
+	WORD $0xd2c0202a // mov x10, #0x10100000000 // =1103806595072
+	WORD $0xd37ef50c // lsl x12, x8, #2
+	WORD $0xf280404b // movk x11, #0x202
+	WORD $0xf2e0202a // movk x10, #0x101, lsl #48
+	WORD $0x4f00e462 // movi v2.16b, #0x3
+	WORD $0xf2a0404b // movk x11, #0x202, lsl #16
+	WORD $0x9e670140 // fmov d0, x10
+	WORD $0x9e670161 // fmov d1, x11
+	WORD $0x5280802a // mov w10, #0x401 // =1025
+	WORD $0x5281004b // mov w11, #0x802 // =2050
+	WORD $0x72a8020a // movk w10, #0x4010, lsl #16
+	WORD $0xd378dd08 // lsl x8, x8, #8
+	WORD $0x72b0040b // movk w11, #0x8020, lsl #16
+	WORD $0x4e040d43 // dup v3.4s, w10
+	WORD $0x6e180420 // mov v0.d[1], v1.d[0]
+	WORD $0x4f00e481 // movi v1.16b, #0x4
+	WORD $0x4e040d64 // dup v4.4s, w11
+	WORD $0xd37ef58a // lsl x10, x12, #2
+	WORD $0xaa1f03e9 // mov x9, xzr
+	WORD $0x9100828b // add x11, x20, #0x20
+	WORD $0x9101828c // add x12, x20, #0x60
+	WORD $0x4e218405 // add v5.16b, v0.16b, v1.16b
+	WORD $0x14000004 // b #16
+	WORD $0x91000529 // add x9, x9, #0x1
+	WORD $0xf100113f // cmp x9, #0x4
+	WORD $0x540016a0 // b.eq #724
+	WORD $0xf940468d // ldr x13, [x20, #0x88]
+	WORD $0xf10005bf // cmp x13, #0x1
+	WORD $0x54ffff6b // b.lt #-20
+	WORD $0xf869796e // ldr x14, [x11, x9, lsl #3]
+	WORD $0xf9405a8f // ldr x15, [x20, #0xb0]
+	WORD $0x910005ad // add x13, x13, #0x1
+	WORD $0xf9404290 // ldr x16, [x20, #0x80]
+	WORD $0xfd4009c6 // ldr d6, [x14, #0x10]
+	WORD $0x3dc001c7 // ldr q7, [x14]
+	WORD $0xfd4015d0 // ldr d16, [x14, #0x28]
+	WORD $0x3cc181ca // ldur q10, [x14, #0x18]
+	WORD $0xfd4021d2 // ldr d18, [x14, #0x40]
+	WORD $0x8b0911ef // add x15, x15, x9, lsl #4
+	WORD $0x4e0000c8 // tbl v8.16b, { v6.16b }, v0.16b
+	WORD $0x4e0500c6 // tbl v6.16b, { v6.16b }, v5.16b
+	WORD $0x6f0e04ec // ushr v12.16b, v7.16b, #0x2
+	WORD $0x6f0c04ed // ushr v13.16b, v7.16b, #0x4
+	WORD $0x4e221ceb // and v11.16b, v7.16b, v2.16b
+	WORD $0x6f0a04e7 // ushr v7.16b, v7.16b, #0x6
+	WORD $0x4e000213 // tbl v19.16b, { v16.16b }, v0.16b
+	WORD $0x4e050210 // tbl v16.16b, { v16.16b }, v5.16b
+	WORD $0x6f0c0554 // ushr v20.16b, v10.16b, #0x4
+	WORD $0x4e221d8c // and v12.16b, v12.16b, v2.16b
+	WORD $0x6f0e0551 // ushr v17.16b, v10.16b, #0x2
+	WORD $0x4e221d49 // and v9.16b, v10.16b, v2.16b
+	WORD $0x4e231d0e // and v14.16b, v8.16b, v3.16b
+	WORD $0x4e231ccf // and v15.16b, v6.16b, v3.16b
+	WORD $0x4e241d08 // and v8.16b, v8.16b, v4.16b
+	WORD $0x4e221dad // and v13.16b, v13.16b, v2.16b
+	WORD $0x4e241cc6 // and v6.16b, v6.16b, v4.16b
+	WORD $0x4e221e94 // and v20.16b, v20.16b, v2.16b
+	WORD $0x4e231e76 // and v22.16b, v19.16b, v3.16b
+	WORD $0x4e231e17 // and v23.16b, v16.16b, v3.16b
+	WORD $0x4e221e31 // and v17.16b, v17.16b, v2.16b
+	WORD $0x4e2099ef // cmeq v15.16b, v15.16b, #0
+	WORD $0x4e209908 // cmeq v8.16b, v8.16b, #0
+	WORD $0x4e2099ce // cmeq v14.16b, v14.16b, #0
+	WORD $0x4e0d3975 // zip1 v21.16b, v11.16b, v13.16b
+	WORD $0x4e0d796b // zip2 v11.16b, v11.16b, v13.16b
+	WORD $0x3cc481d9 // ldur q25, [x14, #0x48]
+	WORD $0x4e07398d // zip1 v13.16b, v12.16b, v7.16b
+	WORD $0x4e2098c6 // cmeq v6.16b, v6.16b, #0
+	WORD $0x91010210 // add x16, x16, #0x40
+	WORD $0x4e6f1c2f // bic v15.16b, v1.16b, v15.16b
+	WORD $0x4e681c28 // bic v8.16b, v1.16b, v8.16b
+	WORD $0x4e6e1c2e // bic v14.16b, v1.16b, v14.16b
+	WORD $0x4e07798c // zip2 v12.16b, v12.16b, v7.16b
+	WORD $0x6f0a054a // ushr v10.16b, v10.16b, #0x6
+	WORD $0x4e221f3c // and v28.16b, v25.16b, v2.16b
+	WORD $0x4e661c38 // bic v24.16b, v1.16b, v6.16b
+	WORD $0x4eab1de7 // orr v7.16b, v15.16b, v11.16b
+	WORD $0x4ead1d08 // orr v8.16b, v8.16b, v13.16b
+	WORD $0x4e241e6b // and v11.16b, v19.16b, v4.16b
+	WORD $0x4e241e0d // and v13.16b, v16.16b, v4.16b
+	WORD $0x4e209acf // cmeq v15.16b, v22.16b, #0
+	WORD $0x4e000250 // tbl v16.16b, { v18.16b }, v0.16b
+	WORD $0x4eb51dc6 // orr v6.16b, v14.16b, v21.16b
+	WORD $0x4e14392e // zip1 v14.16b, v9.16b, v20.16b
+	WORD $0x4e147933 // zip2 v19.16b, v9.16b, v20.16b
+	WORD $0x3dc00dd4 // ldr q20, [x14, #0x30]
+	WORD $0x4e209ae9 // cmeq v9.16b, v23.16b, #0
+	WORD $0x4e0a3a35 // zip1 v21.16b, v17.16b, v10.16b
+	WORD $0x4e20996b // cmeq v11.16b, v11.16b, #0
+	WORD $0x4e0a7a31 // zip2 v17.16b, v17.16b, v10.16b
+	WORD $0x4e6f1c2a // bic v10.16b, v1.16b, v15.16b
+	WORD $0x6f0c068f // ushr v15.16b, v20.16b, #0x4
+	WORD $0x4e231e17 // and v23.16b, v16.16b, v3.16b
+	WORD $0x4e2099ad // cmeq v13.16b, v13.16b, #0
+	WORD $0x4e691c36 // bic v22.16b, v1.16b, v9.16b
+	WORD $0x4eac1f09 // orr v9.16b, v24.16b, v12.16b
+	WORD $0x4e050252 // tbl v18.16b, { v18.16b }, v5.16b
+	WORD $0x4e6b1c2c // bic v12.16b, v1.16b, v11.16b
+	WORD $0x4eae1d4a // orr v10.16b, v10.16b, v14.16b
+	WORD $0x4e221e8e // and v14.16b, v20.16b, v2.16b
+	WORD $0x4e221def // and v15.16b, v15.16b, v2.16b
+	WORD $0x4e6d1c2d // bic v13.16b, v1.16b, v13.16b
+	WORD $0x4e241e10 // and v16.16b, v16.16b, v4.16b
+	WORD $0x4eb31ecb // orr v11.16b, v22.16b, v19.16b
+	WORD $0x6f0e0693 // ushr v19.16b, v20.16b, #0x2
+	WORD $0x4e209af6 // cmeq v22.16b, v23.16b, #0
+	WORD $0xfd402dd7 // ldr d23, [x14, #0x58]
+	WORD $0xf869798e // ldr x14, [x12, x9, lsl #3]
+	WORD $0x4eb51d8c // orr v12.16b, v12.16b, v21.16b
+	WORD $0x4e0f39d5 // zip1 v21.16b, v14.16b, v15.16b
+	WORD $0x6f0a0694 // ushr v20.16b, v20.16b, #0x6
+	WORD $0x4e0f79cf // zip2 v15.16b, v14.16b, v15.16b
+	WORD $0x4e221e73 // and v19.16b, v19.16b, v2.16b
+	WORD $0x4e761c36 // bic v22.16b, v1.16b, v22.16b
+	WORD $0x4e0002f8 // tbl v24.16b, { v23.16b }, v0.16b
+	WORD $0x4e0502f7 // tbl v23.16b, { v23.16b }, v5.16b
+	WORD $0x4eb11dad // orr v13.16b, v13.16b, v17.16b
+	WORD $0x4e231e51 // and v17.16b, v18.16b, v3.16b
+	WORD $0x4e241e52 // and v18.16b, v18.16b, v4.16b
+	WORD $0x4e209a10 // cmeq v16.16b, v16.16b, #0
+	WORD $0x4e143a7a // zip1 v26.16b, v19.16b, v20.16b
+	WORD $0x4e147a73 // zip2 v19.16b, v19.16b, v20.16b
+	WORD $0x4eb51ece // orr v14.16b, v22.16b, v21.16b
+	WORD $0x6f0c0734 // ushr v20.16b, v25.16b, #0x4
+	WORD $0x6f0e0735 // ushr v21.16b, v25.16b, #0x2
+	WORD $0x4e231f16 // and v22.16b, v24.16b, v3.16b
+	WORD $0x4e231efb // and v27.16b, v23.16b, v3.16b
+	WORD $0x4e241f18 // and v24.16b, v24.16b, v4.16b
+	WORD $0x4e241ef7 // and v23.16b, v23.16b, v4.16b
+	WORD $0x6f0a0739 // ushr v25.16b, v25.16b, #0x6
+	WORD $0x4e209a31 // cmeq v17.16b, v17.16b, #0
+	WORD $0x4e209a52 // cmeq v18.16b, v18.16b, #0
+	WORD $0x4e221e94 // and v20.16b, v20.16b, v2.16b
+	WORD $0x4e221eb5 // and v21.16b, v21.16b, v2.16b
+	WORD $0x4e209ad6 // cmeq v22.16b, v22.16b, #0
+	WORD $0x4e209b7b // cmeq v27.16b, v27.16b, #0
+	WORD $0x4e209b18 // cmeq v24.16b, v24.16b, #0
+	WORD $0x4e209af7 // cmeq v23.16b, v23.16b, #0
+	WORD $0x4e711c31 // bic v17.16b, v1.16b, v17.16b
+	WORD $0x4e701c30 // bic v16.16b, v1.16b, v16.16b
+	WORD $0x4e721c32 // bic v18.16b, v1.16b, v18.16b
+	WORD $0x4e143b9d // zip1 v29.16b, v28.16b, v20.16b
+	WORD $0x4e147b94 // zip2 v20.16b, v28.16b, v20.16b
+	WORD $0x4e193abc // zip1 v28.16b, v21.16b, v25.16b
+	WORD $0x4e197ab5 // zip2 v21.16b, v21.16b, v25.16b
+	WORD $0x4e761c36 // bic v22.16b, v1.16b, v22.16b
+	WORD $0x4e7b1c39 // bic v25.16b, v1.16b, v27.16b
+	WORD $0x4e781c38 // bic v24.16b, v1.16b, v24.16b
+	WORD $0x4e771c37 // bic v23.16b, v1.16b, v23.16b
+	WORD $0x4eaf1e2f // orr v15.16b, v17.16b, v15.16b
+	WORD $0x4eba1e10 // orr v16.16b, v16.16b, v26.16b
+	WORD $0x4eb31e51 // orr v17.16b, v18.16b, v19.16b
+	WORD $0x4ebd1ed2 // orr v18.16b, v22.16b, v29.16b
+	WORD $0x4eb41f33 // orr v19.16b, v25.16b, v20.16b
+	WORD $0x4ebc1f14 // orr v20.16b, v24.16b, v28.16b
+	WORD $0x4eb51ef5 // orr v21.16b, v23.16b, v21.16b
+	WORD $0xf9400211 // ldr x17, [x16]
+	WORD $0x6f00e416 // movi v22.2d, #0000000000000000
+	WORD $0x6f00e417 // movi v23.2d, #0000000000000000
+	WORD $0x6f00e418 // movi v24.2d, #0000000000000000
+	WORD $0x6f00e419 // movi v25.2d, #0000000000000000
+	WORD $0xd10005ad // sub x13, x13, #0x1
+	WORD $0x8b080231 // add x17, x17, x8
+	WORD $0xf10005bf // cmp x13, #0x1
+	WORD $0xad406e3a // ldp q26, q27, [x17]
+	WORD $0x4e9a94d6 // sdot v22.4s, v6.16b, v26.16b
+	WORD $0xad416a3c // ldp q28, q26, [x17, #0x20]
+	WORD $0x4e9c9557 // sdot v23.4s, v10.16b, v28.16b
+	WORD $0xad44723d // ldp q29, q28, [x17, #0x80]
+	WORD $0x4e9b94f6 // sdot v22.4s, v7.16b, v27.16b
+	WORD $0x4e9d95d8 // sdot v24.4s, v14.16b, v29.16b
+	WORD $0xad45763e // ldp q30, q29, [x17, #0xa0]
+	WORD $0x4e9a9577 // sdot v23.4s, v11.16b, v26.16b
+	WORD $0xad426e3a // ldp q26, q27, [x17, #0x40]
+	WORD $0x4e9e9659 // sdot v25.4s, v18.16b, v30.16b
+	WORD $0x4e9c95f8 // sdot v24.4s, v15.16b, v28.16b
+	WORD $0x4e9a9516 // sdot v22.4s, v8.16b, v26.16b
+	WORD $0xad436a3c // ldp q28, q26, [x17, #0x60]
+	WORD $0x4e9d9679 // sdot v25.4s, v19.16b, v29.16b
+	WORD $0x4e9c9597 // sdot v23.4s, v12.16b, v28.16b
+	WORD $0xad46723d // ldp q29, q28, [x17, #0xc0]
+	WORD $0x4e9b9536 // sdot v22.4s, v9.16b, v27.16b
+	WORD $0x4e9d9618 // sdot v24.4s, v16.16b, v29.16b
+	WORD $0xad47763e // ldp q30, q29, [x17, #0xe0]
+	WORD $0x4e9a95b7 // sdot v23.4s, v13.16b, v26.16b
+	WORD $0xf9400e11 // ldr x17, [x16, #0x18]
+	WORD $0x4e9e9699 // sdot v25.4s, v20.16b, v30.16b
+	WORD $0x4e9c9638 // sdot v24.4s, v17.16b, v28.16b
+	WORD $0x4eb7bed6 // addp v22.4s, v22.4s, v23.4s
+	WORD $0x4e9d96b9 // sdot v25.4s, v21.16b, v29.16b
+	WORD $0x4eb9bf17 // addp v23.4s, v24.4s, v25.4s
+	WORD $0x3cea6a38 // ldr q24, [x17, x10]
+	WORD $0xf85e8211 // ldur x17, [x16, #-0x18]
+	WORD $0x9101c210 // add x16, x16, #0x70
+	WORD $0x4eb7bed6 // addp v22.4s, v22.4s, v23.4s
+	WORD $0x4f3f0717 // sshr v23.4s, v24.4s, #0x1
+	WORD $0x3dc001d8 // ldr q24, [x14]
+	WORD $0x6eb786d6 // sub v22.4s, v22.4s, v23.4s
+	WORD $0x3cea6a37 // ldr q23, [x17, x10]
+	WORD $0x6e38def7 // fmul v23.4s, v23.4s, v24.4s
+	WORD $0x3dc001f8 // ldr q24, [x15]
+	WORD $0x4e21dad6 // scvtf v22.4s, v22.4s
+	WORD $0x4e37ced8 // fmla v24.4s, v22.4s, v23.4s
+	WORD $0x3c8405f8 // str q24, [x15], #0x40
+	WORD $0x54fffa08 // b.hi #-192
+	WORD $0x17ffff4a // b #-728
+	WORD $0xf940468a // ldr x10, [x20, #0x88]
+	WORD $0xf100055f // cmp x10, #0x1
+	WORD $0x5400020b // b.lt #64
+	WORD $0xa94b2289 // ldp x9, x8, [x20, #0xb0]
+	WORD $0x9100054a // add x10, x10, #0x1
+	WORD $0xad400520 // ldp q0, q1, [x9]
+	WORD $0xd100054a // sub x10, x10, #0x1
+	WORD $0xad410d22 // ldp q2, q3, [x9, #0x20]
+	WORD $0xf100055f // cmp x10, #0x1
+	WORD $0xf9406e8b // ldr x11, [x20, #0xd8]
+	WORD $0x91010129 // add x9, x9, #0x40
+	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
+	WORD $0x6e23d441 // faddp v1.4s, v2.4s, v3.4s
+	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
+	WORD $0x3dc00161 // ldr q1, [x11]
+	WORD $0x6e21dc00 // fmul v0.4s, v0.4s, v1.4s
+	WORD $0x3c810500 // str q0, [x8], #0x10
+	WORD $0x54fffe88 // b.hi #-48
+	WORD $0xd65f03c0 // ret
+
+// func int2RowNEON(t *byte)
+TEXT ·int2RowNEON(SB), NOSPLIT|NOFRAME, $0-8
+	MOVD t+0(FP), R20
+	WORD $0xf9404689 // ldr x9, [x20, #0x88]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0x5400014b // b.lt #40
+	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
+	WORD $0xf9405a88 // ldr x8, [x20, #0xb0]
+	WORD $0x91000529 // add x9, x9, #0x1
+	WORD $0xd1000529 // sub x9, x9, #0x1
+	WORD $0xad000100 // stp q0, q0, [x8]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0xad010100 // stp q0, q0, [x8, #0x20]
+	WORD $0x91010108 // add x8, x8, #0x40
+	WORD $0x54ffff68 // b.hi #-20
+	WORD $0xf9404a88 // ldr x8, [x20, #0x90]
+	WORD $0xf100051f // cmp x8, #0x1
+	WORD $0x54000f6b // b.lt #492
+	WORD $0x4f00e460 // movi v0.16b, #0x3
+	WORD $0xf9405289 // ldr x9, [x20, #0xa0]
+	WORD $0xaa1f03e8 // mov x8, xzr
+	WORD $0x14000006 // b #24
+	WORD $0xf9404a8a // ldr x10, [x20, #0x90]
+	WORD $0x91000508 // add x8, x8, #0x1
+	WORD $0x91040129 // add x9, x9, #0x100
+	WORD $0xeb0a011f // cmp x8, x10
+	WORD $0x54000e6a // b.ge #460
+	WORD $0xd37ef50d // lsl x13, x8, #2
+	WORD $0xd37ae50b // lsl x11, x8, #6
+	WORD $0xd378dd0c // lsl x12, x8, #8
+	WORD $0xaa1f03ea // mov x10, xzr
+	WORD $0xf9800122 // prfm pldl2keep, [x9]
+	WORD $0xf9802122 // prfm pldl2keep, [x9, #0x40]
+	WORD $0xd37ef5ad // lsl x13, x13, #2
+	WORD $0xf9804122 // prfm pldl2keep, [x9, #0x80]
+	WORD $0xf9806122 // prfm pldl2keep, [x9, #0xc0]
+	WORD $0x14000004 // b #16
+	WORD $0x9100054a // add x10, x10, #0x1
+	WORD $0xf100115f // cmp x10, #0x4
+	WORD $0x54fffde0 // b.eq #-68
+	WORD $0xf9404690 // ldr x16, [x20, #0x88]
+	WORD $0xf100061f // cmp x16, #0x1
+	WORD $0x54ffff6b // b.lt #-20
+	WORD $0xf86a7a8e // ldr x14, [x20, x10, lsl #3]
+	WORD $0xf940428f // ldr x15, [x20, #0x80]
+	WORD $0x91000610 // add x16, x16, #0x1
+	WORD $0x8b0b01ce // add x14, x14, x11
+	WORD $0x910101ef // add x15, x15, #0x40
+	WORD $0xad4009c1 // ldp q1, q2, [x14]
+	WORD $0xad412dc8 // ldp q8, q11, [x14, #0x20]
+	WORD $0xf9405a8e // ldr x14, [x20, #0xb0]
+	WORD $0x4e201c23 // and v3.16b, v1.16b, v0.16b
+	WORD $0x6f0e0424 // ushr v4.16b, v1.16b, #0x2
+	WORD $0x6f0c0425 // ushr v5.16b, v1.16b, #0x4
+	WORD $0x6f0a0426 // ushr v6.16b, v1.16b, #0x6
+	WORD $0x6f0c0441 // ushr v1.16b, v2.16b, #0x4
+	WORD $0x4e201c47 // and v7.16b, v2.16b, v0.16b
+	WORD $0x6f0e0449 // ushr v9.16b, v2.16b, #0x2
+	WORD $0x6f0a044a // ushr v10.16b, v2.16b, #0x6
+	WORD $0x6f0e050d // ushr v13.16b, v8.16b, #0x2
+	WORD $0x4e201c84 // and v4.16b, v4.16b, v0.16b
+	WORD $0x4e201ca2 // and v2.16b, v5.16b, v0.16b
+	WORD $0x6f0c050e // ushr v14.16b, v8.16b, #0x4
+	WORD $0x4e201c2f // and v15.16b, v1.16b, v0.16b
+	WORD $0x6f0e0570 // ushr v16.16b, v11.16b, #0x2
+	WORD $0x6f0c0571 // ushr v17.16b, v11.16b, #0x4
+	WORD $0x4e201d0c // and v12.16b, v8.16b, v0.16b
+	WORD $0x4e201d29 // and v9.16b, v9.16b, v0.16b
+	WORD $0x4e201dad // and v13.16b, v13.16b, v0.16b
+	WORD $0x4e023861 // zip1 v1.16b, v3.16b, v2.16b
+	WORD $0x4e027862 // zip2 v2.16b, v3.16b, v2.16b
+	WORD $0x4e063883 // zip1 v3.16b, v4.16b, v6.16b
+	WORD $0x4e067884 // zip2 v4.16b, v4.16b, v6.16b
+	WORD $0x4e0f38e5 // zip1 v5.16b, v7.16b, v15.16b
+	WORD $0x4e0f78e6 // zip2 v6.16b, v7.16b, v15.16b
+	WORD $0x4e201dce // and v14.16b, v14.16b, v0.16b
+	WORD $0x6f0a050f // ushr v15.16b, v8.16b, #0x6
+	WORD $0x4e201d72 // and v18.16b, v11.16b, v0.16b
+	WORD $0x4e201e31 // and v17.16b, v17.16b, v0.16b
+	WORD $0x4e201e10 // and v16.16b, v16.16b, v0.16b
+	WORD $0x6f0a0573 // ushr v19.16b, v11.16b, #0x6
+	WORD $0x4e0a3927 // zip1 v7.16b, v9.16b, v10.16b
+	WORD $0x4e0a7928 // zip2 v8.16b, v9.16b, v10.16b
+	WORD $0x8b0a11ce // add x14, x14, x10, lsl #4
+	WORD $0x4e0e3989 // zip1 v9.16b, v12.16b, v14.16b
+	WORD $0x4e0e798a // zip2 v10.16b, v12.16b, v14.16b
+	WORD $0x4e0f39ab // zip1 v11.16b, v13.16b, v15.16b
+	WORD $0x4e0f79ac // zip2 v12.16b, v13.16b, v15.16b
+	WORD $0x4e113a4d // zip1 v13.16b, v18.16b, v17.16b
+	WORD $0x4e117a4e // zip2 v14.16b, v18.16b, v17.16b
+	WORD $0x4e133a0f // zip1 v15.16b, v16.16b, v19.16b
+	WORD $0x4e137a10 // zip2 v16.16b, v16.16b, v19.16b
+	WORD $0xf94001f1 // ldr x17, [x15]
+	WORD $0x6f00e411 // movi v17.2d, #0000000000000000
+	WORD $0x6f00e412 // movi v18.2d, #0000000000000000
+	WORD $0x6f00e413 // movi v19.2d, #0000000000000000
+	WORD $0x6f00e414 // movi v20.2d, #0000000000000000
+	WORD $0xd1000610 // sub x16, x16, #0x1
+	WORD $0x8b0c0231 // add x17, x17, x12
+	WORD $0xf100061f // cmp x16, #0x1
+	WORD $0xad405a35 // ldp q21, q22, [x17]
+	WORD $0x4e959431 // sdot v17.4s, v1.16b, v21.16b
+	WORD $0xad415637 // ldp q23, q21, [x17, #0x20]
+	WORD $0x4e9794b2 // sdot v18.4s, v5.16b, v23.16b
+	WORD $0xad445e38 // ldp q24, q23, [x17, #0x80]
+	WORD $0x4e969451 // sdot v17.4s, v2.16b, v22.16b
+	WORD $0x4e989533 // sdot v19.4s, v9.16b, v24.16b
+	WORD $0xad456239 // ldp q25, q24, [x17, #0xa0]
+	WORD $0x4e9594d2 // sdot v18.4s, v6.16b, v21.16b
+	WORD $0xad425a35 // ldp q21, q22, [x17, #0x40]
+	WORD $0x4e9995b4 // sdot v20.4s, v13.16b, v25.16b
+	WORD $0x4e979553 // sdot v19.4s, v10.16b, v23.16b
+	WORD $0x4e959471 // sdot v17.4s, v3.16b, v21.16b
+	WORD $0xad435637 // ldp q23, q21, [x17, #0x60]
+	WORD $0x4e9895d4 // sdot v20.4s, v14.16b, v24.16b
+	WORD $0x4e9794f2 // sdot v18.4s, v7.16b, v23.16b
+	WORD $0xad465e38 // ldp q24, q23, [x17, #0xc0]
+	WORD $0x4e969491 // sdot v17.4s, v4.16b, v22.16b
+	WORD $0x4e989573 // sdot v19.4s, v11.16b, v24.16b
+	WORD $0xad476239 // ldp q25, q24, [x17, #0xe0]
+	WORD $0x4e959512 // sdot v18.4s, v8.16b, v21.16b
+	WORD $0xf9400df1 // ldr x17, [x15, #0x18]
+	WORD $0x4e9995f4 // sdot v20.4s, v15.16b, v25.16b
+	WORD $0x4e979593 // sdot v19.4s, v12.16b, v23.16b
+	WORD $0x4eb2be31 // addp v17.4s, v17.4s, v18.4s
+	WORD $0x4e989614 // sdot v20.4s, v16.16b, v24.16b
+	WORD $0x4eb4be72 // addp v18.4s, v19.4s, v20.4s
+	WORD $0x3ced6a33 // ldr q19, [x17, x13]
+	WORD $0xf85e81f1 // ldur x17, [x15, #-0x18]
+	WORD $0x9101c1ef // add x15, x15, #0x70
+	WORD $0x4eb2be31 // addp v17.4s, v17.4s, v18.4s
+	WORD $0x4f3e0672 // sshr v18.4s, v19.4s, #0x2
+	WORD $0x3dc001d3 // ldr q19, [x14]
+	WORD $0x6eb28631 // sub v17.4s, v17.4s, v18.4s
+	WORD $0x3ced6a32 // ldr q18, [x17, x13]
+	WORD $0x4e21da31 // scvtf v17.4s, v17.4s
+	WORD $0x4e32ce33 // fmla v19.4s, v17.4s, v18.4s
+	WORD $0x3c8405d3 // str q19, [x14], #0x40
+	WORD $0x54fffa48 // b.hi #-184
+	WORD $0x17ffff9a // b #-408
+	WORD $0xaa1f03e8 // mov x8, xzr
+	WORD $0xf9404e89 // ldr x9, [x20, #0x98]
+	WORD $0xb4000dc9 // cbz x9, #440
+	WORD $0xd37ef50a // lsl x10, x8, #2
+	WORD $0x4f00e460 // movi v0.16b, #0x3
+	WORD $0xd378dd08 // lsl x8, x8, #8
+	WORD $0xaa1f03e9 // mov x9, xzr
+	WORD $0x9100828b // add x11, x20, #0x20
+	WORD $0xd37ef54a // lsl x10, x10, #2
+	WORD $0x14000004 // b #16
+	WORD $0x91000529 // add x9, x9, #0x1
+	WORD $0xf100113f // cmp x9, #0x4
+	WORD $0x54000c80 // b.eq #400
+	WORD $0xf940468e // ldr x14, [x20, #0x88]
+	WORD $0xf10005df // cmp x14, #0x1
+	WORD $0x54ffff6b // b.lt #-20
+	WORD $0xf869796c // ldr x12, [x11, x9, lsl #3]
+	WORD $0xf940428d // ldr x13, [x20, #0x80]
+	WORD $0x910005ce // add x14, x14, #0x1
+	WORD $0xad400981 // ldp q1, q2, [x12]
+	WORD $0x910101ad // add x13, x13, #0x40
+	WORD $0xad412d8a // ldp q10, q11, [x12, #0x20]
+	WORD $0xf9405a8c // ldr x12, [x20, #0xb0]
+	WORD $0x6f0c0423 // ushr v3.16b, v1.16b, #0x4
+	WORD $0x6f0e0425 // ushr v5.16b, v1.16b, #0x2
+	WORD $0x6f0c0446 // ushr v6.16b, v2.16b, #0x4
+	WORD $0x4e201c24 // and v4.16b, v1.16b, v0.16b
+	WORD $0x6f0a0427 // ushr v7.16b, v1.16b, #0x6
+	WORD $0x4e201c48 // and v8.16b, v2.16b, v0.16b
+	WORD $0x6f0e0441 // ushr v1.16b, v2.16b, #0x2
+	WORD $0x6f0a0449 // ushr v9.16b, v2.16b, #0x6
+	WORD $0x6f0e054c // ushr v12.16b, v10.16b, #0x2
+	WORD $0x4e201c62 // and v2.16b, v3.16b, v0.16b
+	WORD $0x4e201ca5 // and v5.16b, v5.16b, v0.16b
+	WORD $0x4e201cc6 // and v6.16b, v6.16b, v0.16b
+	WORD $0x6f0c054d // ushr v13.16b, v10.16b, #0x4
+	WORD $0x6f0c056f // ushr v15.16b, v11.16b, #0x4
+	WORD $0x4e201d50 // and v16.16b, v10.16b, v0.16b
+	WORD $0x4e201c2e // and v14.16b, v1.16b, v0.16b
+	WORD $0x4e201d8c // and v12.16b, v12.16b, v0.16b
+	WORD $0x6f0a0551 // ushr v17.16b, v10.16b, #0x6
+	WORD $0x4e023881 // zip1 v1.16b, v4.16b, v2.16b
+	WORD $0x4e027882 // zip2 v2.16b, v4.16b, v2.16b
+	WORD $0x4e0738a3 // zip1 v3.16b, v5.16b, v7.16b
+	WORD $0x4e0778a4 // zip2 v4.16b, v5.16b, v7.16b
+	WORD $0x4e063905 // zip1 v5.16b, v8.16b, v6.16b
+	WORD $0x4e067906 // zip2 v6.16b, v8.16b, v6.16b
+	WORD $0x6f0e0568 // ushr v8.16b, v11.16b, #0x2
+	WORD $0x4e201dad // and v13.16b, v13.16b, v0.16b
+	WORD $0x4e201d72 // and v18.16b, v11.16b, v0.16b
+	WORD $0x4e201def // and v15.16b, v15.16b, v0.16b
+	WORD $0x6f0a0574 // ushr v20.16b, v11.16b, #0x6
+	WORD $0x4e0939c7 // zip1 v7.16b, v14.16b, v9.16b
+	WORD $0x4e11398b // zip1 v11.16b, v12.16b, v17.16b
+	WORD $0x4e11798c // zip2 v12.16b, v12.16b, v17.16b
+	WORD $0x8b09118c // add x12, x12, x9, lsl #4
+	WORD $0x4e201d13 // and v19.16b, v8.16b, v0.16b
+	WORD $0x4e0979c8 // zip2 v8.16b, v14.16b, v9.16b
+	WORD $0x4e0d3a09 // zip1 v9.16b, v16.16b, v13.16b
+	WORD $0x4e0d7a0a // zip2 v10.16b, v16.16b, v13.16b
+	WORD $0x4e0f3a4d // zip1 v13.16b, v18.16b, v15.16b
+	WORD $0x4e0f7a4e // zip2 v14.16b, v18.16b, v15.16b
+	WORD $0x4e143a6f // zip1 v15.16b, v19.16b, v20.16b
+	WORD $0x4e147a70 // zip2 v16.16b, v19.16b, v20.16b
+	WORD $0xf94001af // ldr x15, [x13]
+	WORD $0x6f00e411 // movi v17.2d, #0000000000000000
+	WORD $0x6f00e412 // movi v18.2d, #0000000000000000
+	WORD $0x6f00e413 // movi v19.2d, #0000000000000000
+	WORD $0x6f00e414 // movi v20.2d, #0000000000000000
+	WORD $0xd10005ce // sub x14, x14, #0x1
+	WORD $0x8b0801ef // add x15, x15, x8
+	WORD $0xf10005df // cmp x14, #0x1
+	WORD $0xad4059f5 // ldp q21, q22, [x15]
+	WORD $0x4e959431 // sdot v17.4s, v1.16b, v21.16b
+	WORD $0xad4155f7 // ldp q23, q21, [x15, #0x20]
+	WORD $0x4e9794b2 // sdot v18.4s, v5.16b, v23.16b
+	WORD $0xad445df8 // ldp q24, q23, [x15, #0x80]
+	WORD $0x4e969451 // sdot v17.4s, v2.16b, v22.16b
+	WORD $0x4e989533 // sdot v19.4s, v9.16b, v24.16b
+	WORD $0xad4561f9 // ldp q25, q24, [x15, #0xa0]
+	WORD $0x4e9594d2 // sdot v18.4s, v6.16b, v21.16b
+	WORD $0xad4259f5 // ldp q21, q22, [x15, #0x40]
+	WORD $0x4e9995b4 // sdot v20.4s, v13.16b, v25.16b
+	WORD $0x4e979553 // sdot v19.4s, v10.16b, v23.16b
+	WORD $0x4e959471 // sdot v17.4s, v3.16b, v21.16b
+	WORD $0xad4355f7 // ldp q23, q21, [x15, #0x60]
+	WORD $0x4e9895d4 // sdot v20.4s, v14.16b, v24.16b
+	WORD $0x4e9794f2 // sdot v18.4s, v7.16b, v23.16b
+	WORD $0xad465df8 // ldp q24, q23, [x15, #0xc0]
+	WORD $0x4e969491 // sdot v17.4s, v4.16b, v22.16b
+	WORD $0x4e989573 // sdot v19.4s, v11.16b, v24.16b
+	WORD $0xad4761f9 // ldp q25, q24, [x15, #0xe0]
+	WORD $0x4e959512 // sdot v18.4s, v8.16b, v21.16b
+	WORD $0xf9400daf // ldr x15, [x13, #0x18]
+	WORD $0x4e9995f4 // sdot v20.4s, v15.16b, v25.16b
+	WORD $0x4e979593 // sdot v19.4s, v12.16b, v23.16b
+	WORD $0x4eb2be31 // addp v17.4s, v17.4s, v18.4s
+	WORD $0x4e989614 // sdot v20.4s, v16.16b, v24.16b
+	WORD $0x4eb4be72 // addp v18.4s, v19.4s, v20.4s
+	WORD $0x3cea69f3 // ldr q19, [x15, x10]
+	WORD $0xf85e81af // ldur x15, [x13, #-0x18]
+	WORD $0x9101c1ad // add x13, x13, #0x70
+	WORD $0x4eb2be31 // addp v17.4s, v17.4s, v18.4s
+	WORD $0x4f3e0672 // sshr v18.4s, v19.4s, #0x2
+	WORD $0x3dc00193 // ldr q19, [x12]
+	WORD $0x6eb28631 // sub v17.4s, v17.4s, v18.4s
+	WORD $0x3cea69f2 // ldr q18, [x15, x10]
+	WORD $0x4e21da31 // scvtf v17.4s, v17.4s
+	WORD $0x4e32ce33 // fmla v19.4s, v17.4s, v18.4s
+	WORD $0x3c840593 // str q19, [x12], #0x40
+	WORD $0x54fffa48 // b.hi #-184
+	WORD $0x17ffff9b // b #-404
+	WORD $0xf940468a // ldr x10, [x20, #0x88]
+	WORD $0xf100055f // cmp x10, #0x1
+	WORD $0x5400020b // b.lt #64
+	WORD $0xa94b2289 // ldp x9, x8, [x20, #0xb0]
+	WORD $0x9100054a // add x10, x10, #0x1
+	WORD $0xad400520 // ldp q0, q1, [x9]
+	WORD $0xd100054a // sub x10, x10, #0x1
+	WORD $0xad410d22 // ldp q2, q3, [x9, #0x20]
+	WORD $0xf100055f // cmp x10, #0x1
+	WORD $0xf9406e8b // ldr x11, [x20, #0xd8]
+	WORD $0x91010129 // add x9, x9, #0x40
+	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
+	WORD $0x6e23d441 // faddp v1.4s, v2.4s, v3.4s
+	WORD $0x6e21d400 // faddp v0.4s, v0.4s, v1.4s
+	WORD $0x3dc00161 // ldr q1, [x11]
+	WORD $0x6e21dc00 // fmul v0.4s, v0.4s, v1.4s
+	WORD $0x3c810500 // str q0, [x8], #0x10
+	WORD $0x54fffe88 // b.hi #-48
+	WORD $0xd65f03c0 // ret
+
 // func int8RowNEON(t *byte)
 TEXT ·int8RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
@@ -1509,6 +2254,88 @@ TEXT ·int8RowNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x6e21dc00 // fmul v0.4s, v0.4s, v1.4s
 	WORD $0x3c810500 // str q0, [x8], #0x10
 	WORD $0x54fffe88 // b.hi #-48
+	WORD $0xd65f03c0 // ret
+
+// func fp8NEON(t *byte)
+TEXT ·fp8NEON(SB), NOSPLIT|NOFRAME, $0-8
+	MOVD t+0(FP), R20
+	WORD $0xa944268a // ldp x10, x9, [x20, #0x40]
+	WORD $0x0f03e7e0 // movi v0.8b, #0x7f
+	WORD $0x4f04a401 // movi v1.8h, #0x80, lsl #8
+	WORD $0x52a8700b // mov w11, #0x43800000 // =1132462080
+	WORD $0xaa1f03e8 // mov x8, xzr
+	WORD $0x4e040d62 // dup v2.4s, w11
+	WORD $0x9101628c // add x12, x20, #0x58
+	WORD $0xf940014d // ldr x13, [x10]
+	WORD $0xa947ae8a // ldp x10, x11, [x20, #0x78]
+	WORD $0x910081ad // add x13, x13, #0x20
+	WORD $0x14000009 // b #36
+	WORD $0x6f00e403 // movi v3.2d, #0000000000000000
+	WORD $0x6e034064 // ext v4.16b, v3.16b, v3.16b, #0x8
+	WORD $0x0e24d463 // fadd v3.2s, v3.2s, v4.2s
+	WORD $0x7e30d863 // faddp s3, v3.2s
+	WORD $0xbc287963 // str s3, [x11, x8, lsl #2]
+	WORD $0x91000508 // add x8, x8, #0x1
+	WORD $0xf100111f // cmp x8, #0x4
+	WORD $0x54000760 // b.eq #236
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0x54fffeeb // b.lt #-36
+	WORD $0x6f00e403 // movi v3.2d, #0000000000000000
+	WORD $0x6f00e404 // movi v4.2d, #0000000000000000
+	WORD $0xf8687a8f // ldr x15, [x20, x8, lsl #3]
+	WORD $0x6f00e405 // movi v5.2d, #0000000000000000
+	WORD $0x6f00e406 // movi v6.2d, #0000000000000000
+	WORD $0xf8687990 // ldr x16, [x12, x8, lsl #3]
+	WORD $0xaa1f03ee // mov x14, xzr
+	WORD $0xaa0d03f1 // mov x17, x13
+	WORD $0x3cee69e7 // ldr q7, [x15, x14]
+	WORD $0xd345fdd3 // lsr x19, x14, #5
+	WORD $0x910041ce // add x14, x14, #0x10
+	WORD $0xeb0901df // cmp x14, x9
+	WORD $0x6e0740e8 // ext v8.16b, v7.16b, v7.16b, #0x8
+	WORD $0x0e201ce9 // and v9.8b, v7.8b, v0.8b
+	WORD $0x0f08a4ea // sshll v10.8h, v7.8b, #0x0
+	WORD $0x4f08a4e7 // sshll2 v7.8h, v7.16b, #0x0
+	WORD $0x927ee273 // and x19, x19, #0x7fffffffffffffc
+	WORD $0x2e208d2b // cmeq v11.8b, v9.8b, v0.8b
+	WORD $0x2f0fa529 // ushll v9.8h, v9.8b, #0x7
+	WORD $0x4e211d4a // and v10.16b, v10.16b, v1.16b
+	WORD $0x0e201d08 // and v8.8b, v8.8b, v0.8b
+	WORD $0x4e211ce7 // and v7.16b, v7.16b, v1.16b
+	WORD $0x0f08a56b // sshll v11.8h, v11.8b, #0x0
+	WORD $0x4eaa1d29 // orr v9.16b, v9.16b, v10.16b
+	WORD $0x2e208d0c // cmeq v12.8b, v8.8b, v0.8b
+	WORD $0x2f0fa508 // ushll v8.8h, v8.8b, #0x7
+	WORD $0x0f08a58a // sshll v10.8h, v12.8b, #0x0
+	WORD $0x4ea71d07 // orr v7.16b, v8.16b, v7.16b
+	WORD $0x4eab1d28 // orr v8.16b, v9.16b, v11.16b
+	WORD $0xbc736a0b // ldr s11, [x16, x19]
+	WORD $0xf9800142 // prfm pldl2keep, [x10]
+	WORD $0x9100414a // add x10, x10, #0x10
+	WORD $0x4eaa1ce7 // orr v7.16b, v7.16b, v10.16b
+	WORD $0x0e217909 // fcvtl v9.4s, v8.4h
+	WORD $0x4e217908 // fcvtl2 v8.4s, v8.8h
+	WORD $0x0e2178ea // fcvtl v10.4s, v7.4h
+	WORD $0x4e2178e7 // fcvtl2 v7.4s, v7.8h
+	WORD $0x6e22dd29 // fmul v9.4s, v9.4s, v2.4s
+	WORD $0x6e22dd08 // fmul v8.4s, v8.4s, v2.4s
+	WORD $0x6e22dd4a // fmul v10.4s, v10.4s, v2.4s
+	WORD $0x6e22dce7 // fmul v7.4s, v7.4s, v2.4s
+	WORD $0x4f8b9129 // fmul v9.4s, v9.4s, v11.s[0]
+	WORD $0x4f8b9108 // fmul v8.4s, v8.4s, v11.s[0]
+	WORD $0x4f8b914a // fmul v10.4s, v10.4s, v11.s[0]
+	WORD $0x4f8b90e7 // fmul v7.4s, v7.4s, v11.s[0]
+	WORD $0xad7f322b // ldp q11, q12, [x17, #-0x20]
+	WORD $0xacc23a2d // ldp q13, q14, [x17], #0x40
+	WORD $0x4e29cd63 // fmla v3.4s, v11.4s, v9.4s
+	WORD $0x4e28cd84 // fmla v4.4s, v12.4s, v8.4s
+	WORD $0x4e2acda5 // fmla v5.4s, v13.4s, v10.4s
+	WORD $0x4e27cdc6 // fmla v6.4s, v14.4s, v7.4s
+	WORD $0x54fffaab // b.lt #-172
+	WORD $0x4e25d463 // fadd v3.4s, v3.4s, v5.4s
+	WORD $0x4e26d484 // fadd v4.4s, v4.4s, v6.4s
+	WORD $0x4e24d463 // fadd v3.4s, v3.4s, v4.4s
+	WORD $0x17ffffc0 // b #-256
 	WORD $0xd65f03c0 // ret
 
 // func f32NEON(t *byte)
@@ -2294,6 +3121,112 @@ TEXT ·accumulateNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x17fffff6 // b #-40
 	WORD $0xd65f03c0 // ret
 
+// func accumulateFourNEON(t *byte)
+TEXT ·accumulateFourNEON(SB), NOSPLIT|NOFRAME, $0-8
+	MOVD t+0(FP), R20
+	WORD $0xa9402688 // ldp x8, x9, [x20]
+	WORD $0xaa1f03f5 // mov x21, xzr
+	WORD $0xa9412e8a // ldp x10, x11, [x20, #0x10]
+	WORD $0xf9402e93 // ldr x19, [x20, #0x58]
+	WORD $0xa942368c // ldp x12, x13, [x20, #0x20]
+	WORD $0xa9433e8e // ldp x14, x15, [x20, #0x30]
+	WORD $0xa944c291 // ldp x17, x16, [x20, #0x48]
+	WORD $0x14000014 // b #80
+	WORD $0xf100c2bf // cmp x21, #0x30
+	WORD $0x910042b5 // add x21, x21, #0x10
+	WORD $0x3d8002e1 // str q1, [x23]
+	WORD $0x3d800307 // str q7, [x24]
+	WORD $0x3d800328 // str q8, [x25]
+	WORD $0x3d8002c9 // str q9, [x22]
+	WORD $0x3d8006e0 // str q0, [x23, #0x10]
+	WORD $0x3d800702 // str q2, [x24, #0x10]
+	WORD $0x3d800723 // str q3, [x25, #0x10]
+	WORD $0x3d8006c4 // str q4, [x22, #0x10]
+	WORD $0x3d800ae6 // str q6, [x23, #0x20]
+	WORD $0x3d800b0c // str q12, [x24, #0x20]
+	WORD $0x3d800b2d // str q13, [x25, #0x20]
+	WORD $0x3d800acf // str q15, [x22, #0x20]
+	WORD $0x3d800ee5 // str q5, [x23, #0x30]
+	WORD $0x3d800f0a // str q10, [x24, #0x30]
+	WORD $0x3d800f2b // str q11, [x25, #0x30]
+	WORD $0x3d800ece // str q14, [x22, #0x30]
+	WORD $0x54000702 // b.hs #224
+	WORD $0xd37ef6ba // lsl x26, x21, #2
+	WORD $0xf940229b // ldr x27, [x20, #0x40]
+	WORD $0xf100061f // cmp x16, #0x1
+	WORD $0xaa0c03e0 // mov x0, x12
+	WORD $0xaa0d03e1 // mov x1, x13
+	WORD $0xaa0e03e2 // mov x2, x14
+	WORD $0x8b1a0117 // add x23, x8, x26
+	WORD $0x8b1a0138 // add x24, x9, x26
+	WORD $0x8b1a0159 // add x25, x10, x26
+	WORD $0x8b1a0176 // add x22, x11, x26
+	WORD $0xad4002e1 // ldp q1, q0, [x23]
+	WORD $0xad400b07 // ldp q7, q2, [x24]
+	WORD $0x8b1a037a // add x26, x27, x26
+	WORD $0xad400f28 // ldp q8, q3, [x25]
+	WORD $0xaa1303fb // mov x27, x19
+	WORD $0xad4012c9 // ldp q9, q4, [x22]
+	WORD $0xaa0f03e3 // mov x3, x15
+	WORD $0xad4116e6 // ldp q6, q5, [x23, #0x20]
+	WORD $0xaa1003e4 // mov x4, x16
+	WORD $0xad412b0c // ldp q12, q10, [x24, #0x20]
+	WORD $0xaa1a03e5 // mov x5, x26
+	WORD $0xad412f2d // ldp q13, q11, [x25, #0x20]
+	WORD $0xad413acf // ldp q15, q14, [x22, #0x20]
+	WORD $0x5400038a // b.ge #112
+	WORD $0x17ffffd5 // b #-172
+	WORD $0x4ddfc810 // ld1r { v16.4s }, [x0], #4
+	WORD $0xf1000484 // subs x4, x4, #0x1
+	WORD $0x4ddfc831 // ld1r { v17.4s }, [x1], #4
+	WORD $0x9100137b // add x27, x27, #0x4
+	WORD $0x4ddfc852 // ld1r { v18.4s }, [x2], #4
+	WORD $0x4ddfc873 // ld1r { v19.4s }, [x3], #4
+	WORD $0xad4054b4 // ldp q20, q21, [x5]
+	WORD $0x4e34ce01 // fmla v1.4s, v16.4s, v20.4s
+	WORD $0x4e34ce27 // fmla v7.4s, v17.4s, v20.4s
+	WORD $0x4e34ce48 // fmla v8.4s, v18.4s, v20.4s
+	WORD $0x4e34ce69 // fmla v9.4s, v19.4s, v20.4s
+	WORD $0x4e35ce00 // fmla v0.4s, v16.4s, v21.4s
+	WORD $0x4e35ce22 // fmla v2.4s, v17.4s, v21.4s
+	WORD $0x4e35ce43 // fmla v3.4s, v18.4s, v21.4s
+	WORD $0x4e35ce64 // fmla v4.4s, v19.4s, v21.4s
+	WORD $0xad4154b4 // ldp q20, q21, [x5, #0x20]
+	WORD $0x8b1100a5 // add x5, x5, x17
+	WORD $0x4e34ce06 // fmla v6.4s, v16.4s, v20.4s
+	WORD $0x4e34ce2c // fmla v12.4s, v17.4s, v20.4s
+	WORD $0x4e34ce4d // fmla v13.4s, v18.4s, v20.4s
+	WORD $0x4e34ce6f // fmla v15.4s, v19.4s, v20.4s
+	WORD $0x4e35ce05 // fmla v5.4s, v16.4s, v21.4s
+	WORD $0x4e35ce2a // fmla v10.4s, v17.4s, v21.4s
+	WORD $0x4e35ce4b // fmla v11.4s, v18.4s, v21.4s
+	WORD $0x4e35ce6e // fmla v14.4s, v19.4s, v21.4s
+	WORD $0x54fff760 // b.eq #-276
+	WORD $0xb4fffcd3 // cbz x19, #-104
+	WORD $0xb9800365 // ldrsw x5, [x27]
+	WORD $0x9b056a25 // madd x5, x17, x5, x26
+	WORD $0x17ffffe3 // b #-116
+	WORD $0xd65f03c0 // ret
+
+// func greatestNEON(t *byte)
+TEXT ·greatestNEON(SB), NOSPLIT|NOFRAME, $0-8
+	MOVD t+0(FP), R20
+	WORD $0xf9400688 // ldr x8, [x20, #0x8]
+	WORD $0xf940128a // ldr x10, [x20, #0x20]
+	WORD $0x3dc00100 // ldr q0, [x8]
+	WORD $0xf100055f // cmp x10, #0x1
+	WORD $0x5400012b // b.lt #36
+	WORD $0xf9400289 // ldr x9, [x20]
+	WORD $0x9100114a // add x10, x10, #0x4
+	WORD $0x3cc10521 // ldr q1, [x9], #0x10
+	WORD $0xd100114a // sub x10, x10, #0x4
+	WORD $0xf100115f // cmp x10, #0x4
+	WORD $0x6ea0e422 // fcmgt v2.4s, v1.4s, v0.4s
+	WORD $0x6ea21c20 // bit v0.16b, v1.16b, v2.16b
+	WORD $0x54ffff68 // b.hi #-20
+	WORD $0x3d800100 // str q0, [x8]
+	WORD $0xd65f03c0 // ret
+
 // func quantizeNEON(t *byte)
 TEXT ·quantizeNEON(SB), NOSPLIT|NOFRAME, $0-8
 	MOVD t+0(FP), R20
@@ -2759,4 +3692,1492 @@ TEXT ·indexSumNEON(SB), NOSPLIT|NOFRAME, $0-8
 	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
 	WORD $0xf9400a88 // ldr x8, [x20, #0x10]
 	WORD $0x3d800100 // str q0, [x8]
+	WORD $0xd65f03c0 // ret
+
+// func int4RowI8MM(t *byte)
+TEXT ·int4RowI8MM(SB), NOSPLIT|NOFRAME, $0-8
+	MOVD t+0(FP), R20
+	WORD $0xf9404689 // ldr x9, [x20, #0x88]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0x5400014b // b.lt #40
+	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
+	WORD $0xf9405a88 // ldr x8, [x20, #0xb0]
+	WORD $0x91000529 // add x9, x9, #0x1
+	WORD $0xd1000529 // sub x9, x9, #0x1
+	WORD $0xad000100 // stp q0, q0, [x8]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0xad010100 // stp q0, q0, [x8, #0x20]
+	WORD $0x91010108 // add x8, x8, #0x40
+	WORD $0x54ffff68 // b.hi #-20
+	WORD $0xa9492688 // ldp x8, x9, [x20, #0x90]
+	WORD $0x8b080128 // add x8, x9, x8
+	WORD $0xf100051f // cmp x8, #0x1
+	WORD $0x5400150b // b.lt #672
+	WORD $0x4f00e5e0 // movi v0.16b, #0xf
+	WORD $0xf940528a // ldr x10, [x20, #0xa0]
+	WORD $0xaa1f03e9 // mov x9, xzr
+	WORD $0x52800a0b // mov w11, #0x50 // =80
+	WORD $0x14000005 // b #20
+	WORD $0x91000529 // add x9, x9, #0x1
+	WORD $0x9108014a // add x10, x10, #0x200
+	WORD $0xeb08013f // cmp x9, x8
+	WORD $0x540013e0 // b.eq #636
+	WORD $0xd37ef530 // lsl x16, x9, #2
+	WORD $0xf9404a8d // ldr x13, [x20, #0x90]
+	WORD $0xd379e12e // lsl x14, x9, #7
+	WORD $0xd378dd2f // lsl x15, x9, #8
+	WORD $0xaa1f03ec // mov x12, xzr
+	WORD $0x52800811 // mov w17, #0x40 // =64
+	WORD $0xd37ef610 // lsl x16, x16, #2
+	WORD $0xf9800142 // prfm pldl2keep, [x10]
+	WORD $0xf9802142 // prfm pldl2keep, [x10, #0x40]
+	WORD $0xf9804142 // prfm pldl2keep, [x10, #0x80]
+	WORD $0xf9806142 // prfm pldl2keep, [x10, #0xc0]
+	WORD $0xf9808142 // prfm pldl2keep, [x10, #0x100]
+	WORD $0xf980a142 // prfm pldl2keep, [x10, #0x140]
+	WORD $0xf980c142 // prfm pldl2keep, [x10, #0x180]
+	WORD $0xf980e142 // prfm pldl2keep, [x10, #0x1c0]
+	WORD $0x14000005 // b #20
+	WORD $0x9100058c // add x12, x12, #0x1
+	WORD $0x91004231 // add x17, x17, #0x10
+	WORD $0xf100119f // cmp x12, #0x4
+	WORD $0x54fffd20 // b.eq #-92
+	WORD $0xeb0d013f // cmp x9, x13
+	WORD $0x54000081 // b.ne #16
+	WORD $0xa9425a95 // ldp x21, x22, [x20, #0x20]
+	WORD $0xa9436697 // ldp x23, x25, [x20, #0x30]
+	WORD $0x14000007 // b #28
+	WORD $0xa9405a93 // ldp x19, x22, [x20]
+	WORD $0xa9416297 // ldp x23, x24, [x20, #0x10]
+	WORD $0x8b0e0275 // add x21, x19, x14
+	WORD $0x8b0e02d6 // add x22, x22, x14
+	WORD $0x8b0e02f7 // add x23, x23, x14
+	WORD $0x8b0e0319 // add x25, x24, x14
+	WORD $0xf9404698 // ldr x24, [x20, #0x88]
+	WORD $0xf100071f // cmp x24, #0x1
+	WORD $0x54fffded // b.le #-68
+	WORD $0xd37be993 // lsl x19, x12, #5
+	WORD $0xf940429a // ldr x26, [x20, #0x80]
+	WORD $0x91000b18 // add x24, x24, #0x2
+	WORD $0x8b1302f7 // add x23, x23, x19
+	WORD $0x8b130339 // add x25, x25, x19
+	WORD $0x8b1302b5 // add x21, x21, x19
+	WORD $0xad400ee4 // ldp q4, q3, [x23]
+	WORD $0x8b1302d6 // add x22, x22, x19
+	WORD $0xad401726 // ldp q6, q5, [x25]
+	WORD $0x927b0273 // and x19, x19, #0x20
+	WORD $0xad402eac // ldp q12, q11, [x21]
+	WORD $0xd37ae595 // lsl x21, x12, #6
+	WORD $0x6f0c0482 // ushr v2.16b, v4.16b, #0x4
+	WORD $0x4e201c69 // and v9.16b, v3.16b, v0.16b
+	WORD $0x6f0c0461 // ushr v1.16b, v3.16b, #0x4
+	WORD $0x6f0c04c8 // ushr v8.16b, v6.16b, #0x4
+	WORD $0x4e201caa // and v10.16b, v5.16b, v0.16b
+	WORD $0x6f0c04a7 // ushr v7.16b, v5.16b, #0x4
+	WORD $0xad403ed0 // ldp q16, q15, [x22]
+	WORD $0x4e201c8d // and v13.16b, v4.16b, v0.16b
+	WORD $0x4e201cce // and v14.16b, v6.16b, v0.16b
+	WORD $0x4e201d73 // and v19.16b, v11.16b, v0.16b
+	WORD $0x4e201d94 // and v20.16b, v12.16b, v0.16b
+	WORD $0x4ec87844 // zip2 v4.2d, v2.2d, v8.2d
+	WORD $0x6e180502 // mov v2.d[1], v8.d[0]
+	WORD $0x4eca7925 // zip2 v5.2d, v9.2d, v10.2d
+	WORD $0x4eca3926 // zip1 v6.2d, v9.2d, v10.2d
+	WORD $0x6f0c0568 // ushr v8.16b, v11.16b, #0x4
+	WORD $0x6f0c05f1 // ushr v17.16b, v15.16b, #0x4
+	WORD $0x6f0c0589 // ushr v9.16b, v12.16b, #0x4
+	WORD $0x6f0c0612 // ushr v18.16b, v16.16b, #0x4
+	WORD $0x4e201def // and v15.16b, v15.16b, v0.16b
+	WORD $0x4e201e10 // and v16.16b, v16.16b, v0.16b
+	WORD $0x4ec77823 // zip2 v3.2d, v1.2d, v7.2d
+	WORD $0x6e1804e1 // mov v1.d[1], v7.d[0]
+	WORD $0x4ece79a7 // zip2 v7.2d, v13.2d, v14.2d
+	WORD $0x4ece39aa // zip1 v10.2d, v13.2d, v14.2d
+	WORD $0x4ed1790b // zip2 v11.2d, v8.2d, v17.2d
+	WORD $0x6e180628 // mov v8.d[1], v17.d[0]
+	WORD $0x4ed2792c // zip2 v12.2d, v9.2d, v18.2d
+	WORD $0x6e180649 // mov v9.d[1], v18.d[0]
+	WORD $0x4ecf7a6d // zip2 v13.2d, v19.2d, v15.2d
+	WORD $0x4ecf3a6e // zip1 v14.2d, v19.2d, v15.2d
+	WORD $0x927902b5 // and x21, x21, #0x80
+	WORD $0x4ed07a8f // zip2 v15.2d, v20.2d, v16.2d
+	WORD $0x4ed03a90 // zip1 v16.2d, v20.2d, v16.2d
+	WORD $0xaa1501f5 // orr x21, x15, x21
+	WORD $0xf9405a99 // ldr x25, [x20, #0xb0]
+	WORD $0xaa1302b3 // orr x19, x21, x19
+	WORD $0x9102635a // add x26, x26, #0x98
+	WORD $0xb27c0275 // orr x21, x19, #0x10
+	WORD $0xb27a0276 // orr x22, x19, #0x40
+	WORD $0xaa0b0277 // orr x23, x19, x11
+	WORD $0x8b110339 // add x25, x25, x17
+	WORD $0xf85a835b // ldur x27, [x26, #-0x58]
+	WORD $0xf9400f40 // ldr x0, [x26, #0x18]
+	WORD $0x6f00e411 // movi v17.2d, #0000000000000000
+	WORD $0x6f00e412 // movi v18.2d, #0000000000000000
+	WORD $0xf85c0341 // ldur x1, [x26, #-0x40]
+	WORD $0xf9401b42 // ldr x2, [x26, #0x30]
+	WORD $0x3cf36b73 // ldr q19, [x27, x19]
+	WORD $0x3cf36814 // ldr q20, [x0, x19]
+	WORD $0xd1000b18 // sub x24, x24, #0x2
+	WORD $0x8b100021 // add x1, x1, x16
+	WORD $0x8b100042 // add x2, x2, x16
+	WORD $0xf1000f1f // cmp x24, #0x3
+	WORD $0x4ed43a75 // zip1 v21.2d, v19.2d, v20.2d
+	WORD $0x4ed47a73 // zip2 v19.2d, v19.2d, v20.2d
+	WORD $0x3cf56b74 // ldr q20, [x27, x21]
+	WORD $0xb86c7821 // ldr w1, [x1, x12, lsl #2]
+	WORD $0xb86c7842 // ldr w2, [x2, x12, lsl #2]
+	WORD $0x4e95a611 // smmla v17.4s, v16.16b, v21.16b
+	WORD $0x4e95a552 // smmla v18.4s, v10.16b, v21.16b
+	WORD $0x3cf56815 // ldr q21, [x0, x21]
+	WORD $0x4ed53a96 // zip1 v22.2d, v20.2d, v21.2d
+	WORD $0x4e93a5f1 // smmla v17.4s, v15.16b, v19.16b
+	WORD $0x4e93a4f2 // smmla v18.4s, v7.16b, v19.16b
+	WORD $0x4ed57a93 // zip2 v19.2d, v20.2d, v21.2d
+	WORD $0x3cf66b74 // ldr q20, [x27, x22]
+	WORD $0x3cf66815 // ldr q21, [x0, x22]
+	WORD $0x4e96a5d1 // smmla v17.4s, v14.16b, v22.16b
+	WORD $0x4e96a4d2 // smmla v18.4s, v6.16b, v22.16b
+	WORD $0x4ed53a96 // zip1 v22.2d, v20.2d, v21.2d
+	WORD $0x4e93a5b1 // smmla v17.4s, v13.16b, v19.16b
+	WORD $0x4e93a4b2 // smmla v18.4s, v5.16b, v19.16b
+	WORD $0x4ed57a93 // zip2 v19.2d, v20.2d, v21.2d
+	WORD $0x3cf76b74 // ldr q20, [x27, x23]
+	WORD $0x3cf76815 // ldr q21, [x0, x23]
+	WORD $0xf859035b // ldur x27, [x26, #-0x70]
+	WORD $0xf84e0740 // ldr x0, [x26], #0xe0
+	WORD $0x4ed53a97 // zip1 v23.2d, v20.2d, v21.2d
+	WORD $0x8b10037b // add x27, x27, x16
+	WORD $0x4ed57a94 // zip2 v20.2d, v20.2d, v21.2d
+	WORD $0x4e96a531 // smmla v17.4s, v9.16b, v22.16b
+	WORD $0x4e96a452 // smmla v18.4s, v2.16b, v22.16b
+	WORD $0x1e270036 // fmov s22, w1
+	WORD $0x4e0c1c56 // mov v22.s[1], w2
+	WORD $0x4e93a591 // smmla v17.4s, v12.16b, v19.16b
+	WORD $0x4e93a492 // smmla v18.4s, v4.16b, v19.16b
+	WORD $0xbc6c7b73 // ldr s19, [x27, x12, lsl #2]
+	WORD $0x8b10001b // add x27, x0, x16
+	WORD $0xbc6c7b75 // ldr s21, [x27, x12, lsl #2]
+	WORD $0x4e141c36 // mov v22.s[2], w1
+	WORD $0x4e97a511 // smmla v17.4s, v8.16b, v23.16b
+	WORD $0x4e97a432 // smmla v18.4s, v1.16b, v23.16b
+	WORD $0x4eb31e77 // mov v23.16b, v19.16b
+	WORD $0x6e0c06b7 // mov v23.s[1], v21.s[0]
+	WORD $0x4e1c1c56 // mov v22.s[3], w2
+	WORD $0x4e94a571 // smmla v17.4s, v11.16b, v20.16b
+	WORD $0x4e94a472 // smmla v18.4s, v3.16b, v20.16b
+	WORD $0x3dc00334 // ldr q20, [x25]
+	WORD $0x6e140677 // mov v23.s[2], v19.s[0]
+	WORD $0x3cdc0333 // ldur q19, [x25, #-0x40]
+	WORD $0x6eb68631 // sub v17.4s, v17.4s, v22.4s
+	WORD $0x6eb68652 // sub v18.4s, v18.4s, v22.4s
+	WORD $0x6e1c06b7 // mov v23.s[3], v21.s[0]
+	WORD $0x4e21da31 // scvtf v17.4s, v17.4s
+	WORD $0x4e21da52 // scvtf v18.4s, v18.4s
+	WORD $0x4e37ce33 // fmla v19.4s, v17.4s, v23.4s
+	WORD $0x4e37ce54 // fmla v20.4s, v18.4s, v23.4s
+	WORD $0x3c9c0333 // stur q19, [x25, #-0x40]
+	WORD $0x3c880734 // str q20, [x25], #0x80
+	WORD $0x54fff788 // b.hi #-272
+	WORD $0x17ffff73 // b #-564
+	WORD $0xf940468b // ldr x11, [x20, #0x88]
+	WORD $0xf100057f // cmp x11, #0x1
+	WORD $0x5400050d // b.le #160
+	WORD $0xa94b268a // ldp x10, x9, [x20, #0xb0]
+	WORD $0x9100096b // add x11, x11, #0x2
+	WORD $0xf9406e88 // ldr x8, [x20, #0xd8]
+	WORD $0xad400540 // ldp q0, q1, [x10]
+	WORD $0xaa0803ec // mov x12, x8
+	WORD $0xad410d42 // ldp q2, q3, [x10, #0x20]
+	WORD $0x9100310d // add x13, x8, #0xc
+	WORD $0xd100096b // sub x11, x11, #0x2
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0xf1000d7f // cmp x11, #0x3
+	WORD $0x4e23d441 // fadd v1.4s, v2.4s, v3.4s
+	WORD $0x0ddfc982 // ld1r { v2.2s }, [x12], #4
+	WORD $0x0d40c983 // ld1r { v3.2s }, [x12]
+	WORD $0x9100210c // add x12, x8, #0x8
+	WORD $0x6e180462 // mov v2.d[1], v3.d[0]
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x6e22dc00 // fmul v0.4s, v0.4s, v2.4s
+	WORD $0x6e004001 // ext v1.16b, v0.16b, v0.16b, #0x8
+	WORD $0x0e813802 // zip1 v2.2s, v0.2s, v1.2s
+	WORD $0x0e817800 // zip2 v0.2s, v0.2s, v1.2s
+	WORD $0xfd000122 // str d2, [x9]
+	WORD $0xfd000920 // str d0, [x9, #0x10]
+	WORD $0xad420540 // ldp q0, q1, [x10, #0x40]
+	WORD $0xad430d42 // ldp q2, q3, [x10, #0x60]
+	WORD $0x9102014a // add x10, x10, #0x80
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x4e23d441 // fadd v1.4s, v2.4s, v3.4s
+	WORD $0x0d40c9a2 // ld1r { v2.2s }, [x13]
+	WORD $0x0d40c983 // ld1r { v3.2s }, [x12]
+	WORD $0x6e180443 // mov v3.d[1], v2.d[0]
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x6e23dc00 // fmul v0.4s, v0.4s, v3.4s
+	WORD $0x6e004001 // ext v1.16b, v0.16b, v0.16b, #0x8
+	WORD $0x0e813802 // zip1 v2.2s, v0.2s, v1.2s
+	WORD $0x0e817800 // zip2 v0.2s, v0.2s, v1.2s
+	WORD $0xfd000522 // str d2, [x9, #0x8]
+	WORD $0xfd000d20 // str d0, [x9, #0x18]
+	WORD $0x91008129 // add x9, x9, #0x20
+	WORD $0x54fffba8 // b.hi #-140
+	WORD $0xd65f03c0 // ret
+
+// func int4G64I8MM(t *byte)
+TEXT ·int4G64I8MM(SB), NOSPLIT|NOFRAME, $0-8
+	MOVD t+0(FP), R20
+	WORD $0xf9404689 // ldr x9, [x20, #0x88]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0x5400014b // b.lt #40
+	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
+	WORD $0xf9405a88 // ldr x8, [x20, #0xb0]
+	WORD $0x91000529 // add x9, x9, #0x1
+	WORD $0xd1000529 // sub x9, x9, #0x1
+	WORD $0xad000100 // stp q0, q0, [x8]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0xad010100 // stp q0, q0, [x8, #0x20]
+	WORD $0x91010108 // add x8, x8, #0x40
+	WORD $0x54ffff68 // b.hi #-20
+	WORD $0xa9492688 // ldp x8, x9, [x20, #0x90]
+	WORD $0x8b080128 // add x8, x9, x8
+	WORD $0xf100051f // cmp x8, #0x1
+	WORD $0x540017eb // b.lt #764
+	WORD $0x4f00e5e0 // movi v0.16b, #0xf
+	WORD $0xf940528a // ldr x10, [x20, #0xa0]
+	WORD $0xaa1f03e9 // mov x9, xzr
+	WORD $0x5280080b // mov w11, #0x40 // =64
+	WORD $0x52800c0c // mov w12, #0x60 // =96
+	WORD $0x52800a0d // mov w13, #0x50 // =80
+	WORD $0x14000005 // b #20
+	WORD $0x91000529 // add x9, x9, #0x1
+	WORD $0x9108014a // add x10, x10, #0x200
+	WORD $0xeb08013f // cmp x9, x8
+	WORD $0x54001680 // b.eq #720
+	WORD $0xf9404a8f // ldr x15, [x20, #0x90]
+	WORD $0xd379e130 // lsl x16, x9, #7
+	WORD $0xd37ef531 // lsl x17, x9, #2
+	WORD $0xd378dd33 // lsl x19, x9, #8
+	WORD $0xaa1f03ee // mov x14, xzr
+	WORD $0x52800816 // mov w22, #0x40 // =64
+	WORD $0xeb0f013f // cmp x9, x15
+	WORD $0xf9800142 // prfm pldl2keep, [x10]
+	WORD $0xf9802142 // prfm pldl2keep, [x10, #0x40]
+	WORD $0x9a8b0195 // csel x21, x12, x11, eq
+	WORD $0xf9804142 // prfm pldl2keep, [x10, #0x80]
+	WORD $0xf9806142 // prfm pldl2keep, [x10, #0xc0]
+	WORD $0x8b150295 // add x21, x20, x21
+	WORD $0xf9808142 // prfm pldl2keep, [x10, #0x100]
+	WORD $0xf980a142 // prfm pldl2keep, [x10, #0x140]
+	WORD $0xf980c142 // prfm pldl2keep, [x10, #0x180]
+	WORD $0xf980e142 // prfm pldl2keep, [x10, #0x1c0]
+	WORD $0x14000005 // b #20
+	WORD $0x910005ce // add x14, x14, #0x1
+	WORD $0x910042d6 // add x22, x22, #0x10
+	WORD $0xf10011df // cmp x14, #0x4
+	WORD $0x54fffce0 // b.eq #-100
+	WORD $0xeb0f013f // cmp x9, x15
+	WORD $0x540000a1 // b.ne #20
+	WORD $0xa9426698 // ldp x24, x25, [x20, #0x20]
+	WORD $0xaa1f03f7 // mov x23, xzr
+	WORD $0xa943029a // ldp x26, x0, [x20, #0x30]
+	WORD $0x14000008 // b #32
+	WORD $0xa9406697 // ldp x23, x25, [x20]
+	WORD $0xa9416e9a // ldp x26, x27, [x20, #0x10]
+	WORD $0x8b1002f8 // add x24, x23, x16
+	WORD $0x8b100339 // add x25, x25, x16
+	WORD $0xaa1103f7 // mov x23, x17
+	WORD $0x8b10035a // add x26, x26, x16
+	WORD $0x8b100360 // add x0, x27, x16
+	WORD $0xf940469b // ldr x27, [x20, #0x88]
+	WORD $0xf1000b7f // cmp x27, #0x2
+	WORD $0x54fffdab // b.lt #-76
+	WORD $0x8b1701d7 // add x23, x14, x23
+	WORD $0xa9400aa1 // ldp x1, x2, [x21]
+	WORD $0xa94116a4 // ldp x4, x5, [x21, #0x10]
+	WORD $0xd37ef6e3 // lsl x3, x23, #2
+	WORD $0xd37be9d7 // lsl x23, x14, #5
+	WORD $0x91000b7b // add x27, x27, #0x2
+	WORD $0x8b030021 // add x1, x1, x3
+	WORD $0x8b030042 // add x2, x2, x3
+	WORD $0x8b030084 // add x4, x4, x3
+	WORD $0x8b0300a3 // add x3, x5, x3
+	WORD $0x8b17035a // add x26, x26, x23
+	WORD $0x8b170000 // add x0, x0, x23
+	WORD $0xad401b47 // ldp q7, q6, [x26]
+	WORD $0xad402009 // ldp q9, q8, [x0]
+	WORD $0x0d40c86a // ld1r { v10.2s }, [x3]
+	WORD $0x0d40c882 // ld1r { v2.2s }, [x4]
+	WORD $0x8b170318 // add x24, x24, x23
+	WORD $0x8b170339 // add x25, x25, x23
+	WORD $0x0d40c845 // ld1r { v5.2s }, [x2]
+	WORD $0x0d40c821 // ld1r { v1.2s }, [x1]
+	WORD $0x6f0c04c3 // ushr v3.16b, v6.16b, #0x4
+	WORD $0x6f0c050b // ushr v11.16b, v8.16b, #0x4
+	WORD $0x6f0c04e4 // ushr v4.16b, v7.16b, #0x4
+	WORD $0x6f0c052c // ushr v12.16b, v9.16b, #0x4
+	WORD $0x6e180542 // mov v2.d[1], v10.d[0]
+	WORD $0x4e201cca // and v10.16b, v6.16b, v0.16b
+	WORD $0x4e201d08 // and v8.16b, v8.16b, v0.16b
+	WORD $0xad403b0f // ldp q15, q14, [x24]
+	WORD $0x6e1804a1 // mov v1.d[1], v5.d[0]
+	WORD $0xad404331 // ldp q17, q16, [x25]
+	WORD $0x4ecb7865 // zip2 v5.2d, v3.2d, v11.2d
+	WORD $0x6e180563 // mov v3.d[1], v11.d[0]
+	WORD $0x4ecc7886 // zip2 v6.2d, v4.2d, v12.2d
+	WORD $0x6e180584 // mov v4.d[1], v12.d[0]
+	WORD $0x4e201cec // and v12.16b, v7.16b, v0.16b
+	WORD $0x4e201d2d // and v13.16b, v9.16b, v0.16b
+	WORD $0x4ec87947 // zip2 v7.2d, v10.2d, v8.2d
+	WORD $0x4ec83948 // zip1 v8.2d, v10.2d, v8.2d
+	WORD $0x6f0c05ca // ushr v10.16b, v14.16b, #0x4
+	WORD $0x6f0c0612 // ushr v18.16b, v16.16b, #0x4
+	WORD $0x6f0c05eb // ushr v11.16b, v15.16b, #0x4
+	WORD $0x6f0c0633 // ushr v19.16b, v17.16b, #0x4
+	WORD $0x4e201dd4 // and v20.16b, v14.16b, v0.16b
+	WORD $0x4e201e10 // and v16.16b, v16.16b, v0.16b
+	WORD $0x4e201df5 // and v21.16b, v15.16b, v0.16b
+	WORD $0x4e201e36 // and v22.16b, v17.16b, v0.16b
+	WORD $0xd37ae5d8 // lsl x24, x14, #6
+	WORD $0x4ecd7989 // zip2 v9.2d, v12.2d, v13.2d
+	WORD $0x4ecd398c // zip1 v12.2d, v12.2d, v13.2d
+	WORD $0x4ed2794d // zip2 v13.2d, v10.2d, v18.2d
+	WORD $0x6e18064a // mov v10.d[1], v18.d[0]
+	WORD $0x4ed3796e // zip2 v14.2d, v11.2d, v19.2d
+	WORD $0x6e18066b // mov v11.d[1], v19.d[0]
+	WORD $0x4ed07a8f // zip2 v15.2d, v20.2d, v16.2d
+	WORD $0x4ed03a90 // zip1 v16.2d, v20.2d, v16.2d
+	WORD $0x4ed67ab1 // zip2 v17.2d, v21.2d, v22.2d
+	WORD $0x92790318 // and x24, x24, #0x80
+	WORD $0x4ed63ab2 // zip1 v18.2d, v21.2d, v22.2d
+	WORD $0xaa180278 // orr x24, x19, x24
+	WORD $0x927b02f7 // and x23, x23, #0x20
+	WORD $0xf9405a80 // ldr x0, [x20, #0xb0]
+	WORD $0xf9404281 // ldr x1, [x20, #0x80]
+	WORD $0xaa170317 // orr x23, x24, x23
+	WORD $0xb27c02f8 // orr x24, x23, #0x10
+	WORD $0xb27a02f9 // orr x25, x23, #0x40
+	WORD $0xaa0d02fa // orr x26, x23, x13
+	WORD $0x8b160000 // add x0, x0, x22
+	WORD $0x91026021 // add x1, x1, #0x98
+	WORD $0xf85a8023 // ldur x3, [x1, #-0x58]
+	WORD $0xf9400c22 // ldr x2, [x1, #0x18]
+	WORD $0x6f00e413 // movi v19.2d, #0000000000000000
+	WORD $0x6f00e414 // movi v20.2d, #0000000000000000
+	WORD $0xf85c0024 // ldur x4, [x1, #-0x40]
+	WORD $0xd37ef625 // lsl x5, x17, #2
+	WORD $0x3cf76875 // ldr q21, [x3, x23]
+	WORD $0x3cf76856 // ldr q22, [x2, x23]
+	WORD $0xf9401826 // ldr x6, [x1, #0x30]
+	WORD $0x8b050084 // add x4, x4, x5
+	WORD $0xf8590027 // ldur x7, [x1, #-0x70]
+	WORD $0xd1000b7b // sub x27, x27, #0x2
+	WORD $0x4ed63ab7 // zip1 v23.2d, v21.2d, v22.2d
+	WORD $0x4ed67ab5 // zip2 v21.2d, v21.2d, v22.2d
+	WORD $0x3cf86876 // ldr q22, [x3, x24]
+	WORD $0xb86e7884 // ldr w4, [x4, x14, lsl #2]
+	WORD $0x8b0500c6 // add x6, x6, x5
+	WORD $0xf1000f7f // cmp x27, #0x3
+	WORD $0xb86e78c6 // ldr w6, [x6, x14, lsl #2]
+	WORD $0x1e270099 // fmov s25, w4
+	WORD $0x4e97a653 // smmla v19.4s, v18.16b, v23.16b
+	WORD $0x4e97a594 // smmla v20.4s, v12.16b, v23.16b
+	WORD $0x3cf86857 // ldr q23, [x2, x24]
+	WORD $0x4ed73ad8 // zip1 v24.2d, v22.2d, v23.2d
+	WORD $0x4e0c1cd9 // mov v25.s[1], w6
+	WORD $0x4e95a633 // smmla v19.4s, v17.16b, v21.16b
+	WORD $0x4e95a534 // smmla v20.4s, v9.16b, v21.16b
+	WORD $0x4ed77ad5 // zip2 v21.2d, v22.2d, v23.2d
+	WORD $0x3cf96876 // ldr q22, [x3, x25]
+	WORD $0x3cf96857 // ldr q23, [x2, x25]
+	WORD $0x4e141c99 // mov v25.s[2], w4
+	WORD $0x4e98a613 // smmla v19.4s, v16.16b, v24.16b
+	WORD $0x4e98a514 // smmla v20.4s, v8.16b, v24.16b
+	WORD $0x4ed73ad8 // zip1 v24.2d, v22.2d, v23.2d
+	WORD $0x4ed77ad6 // zip2 v22.2d, v22.2d, v23.2d
+	WORD $0x3cfa6857 // ldr q23, [x2, x26]
+	WORD $0x8b0500e2 // add x2, x7, x5
+	WORD $0x4e1c1cd9 // mov v25.s[3], w6
+	WORD $0x4e95a5f3 // smmla v19.4s, v15.16b, v21.16b
+	WORD $0x4e95a4f4 // smmla v20.4s, v7.16b, v21.16b
+	WORD $0x3cfa6875 // ldr q21, [x3, x26]
+	WORD $0xf84e0423 // ldr x3, [x1], #0xe0
+	WORD $0x4ed73aba // zip1 v26.2d, v21.2d, v23.2d
+	WORD $0x4ed77ab5 // zip2 v21.2d, v21.2d, v23.2d
+	WORD $0x3cdc0017 // ldur q23, [x0, #-0x40]
+	WORD $0x8b050063 // add x3, x3, x5
+	WORD $0x4e98a573 // smmla v19.4s, v11.16b, v24.16b
+	WORD $0x4e98a494 // smmla v20.4s, v4.16b, v24.16b
+	WORD $0xbc6e7858 // ldr s24, [x2, x14, lsl #2]
+	WORD $0xbc6e787b // ldr s27, [x3, x14, lsl #2]
+	WORD $0x4e96a5d3 // smmla v19.4s, v14.16b, v22.16b
+	WORD $0x4e96a4d4 // smmla v20.4s, v6.16b, v22.16b
+	WORD $0x4eb81f16 // mov v22.16b, v24.16b
+	WORD $0x6e0c0776 // mov v22.s[1], v27.s[0]
+	WORD $0x4e9aa553 // smmla v19.4s, v10.16b, v26.16b
+	WORD $0x4e9aa474 // smmla v20.4s, v3.16b, v26.16b
+	WORD $0x6e140716 // mov v22.s[2], v24.s[0]
+	WORD $0x3dc00018 // ldr q24, [x0]
+	WORD $0x4e95a5b3 // smmla v19.4s, v13.16b, v21.16b
+	WORD $0x4e95a4b4 // smmla v20.4s, v5.16b, v21.16b
+	WORD $0x6e1c0776 // mov v22.s[3], v27.s[0]
+	WORD $0x6eb98673 // sub v19.4s, v19.4s, v25.4s
+	WORD $0x6eb98694 // sub v20.4s, v20.4s, v25.4s
+	WORD $0x6e21ded5 // fmul v21.4s, v22.4s, v1.4s
+	WORD $0x4e21da73 // scvtf v19.4s, v19.4s
+	WORD $0x6e22ded6 // fmul v22.4s, v22.4s, v2.4s
+	WORD $0x4e21da94 // scvtf v20.4s, v20.4s
+	WORD $0x4e35ce77 // fmla v23.4s, v19.4s, v21.4s
+	WORD $0x4e36ce98 // fmla v24.4s, v20.4s, v22.4s
+	WORD $0x3c9c0017 // stur q23, [x0, #-0x40]
+	WORD $0x3c880418 // str q24, [x0], #0x80
+	WORD $0x54fff728 // b.hi #-284
+	WORD $0x17ffff60 // b #-640
+	WORD $0xf940468b // ldr x11, [x20, #0x88]
+	WORD $0xf100057f // cmp x11, #0x1
+	WORD $0x5400050d // b.le #160
+	WORD $0xa94b268a // ldp x10, x9, [x20, #0xb0]
+	WORD $0x9100096b // add x11, x11, #0x2
+	WORD $0xf9406e88 // ldr x8, [x20, #0xd8]
+	WORD $0xad400540 // ldp q0, q1, [x10]
+	WORD $0xaa0803ec // mov x12, x8
+	WORD $0xad410d42 // ldp q2, q3, [x10, #0x20]
+	WORD $0x9100310d // add x13, x8, #0xc
+	WORD $0xd100096b // sub x11, x11, #0x2
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0xf1000d7f // cmp x11, #0x3
+	WORD $0x4e23d441 // fadd v1.4s, v2.4s, v3.4s
+	WORD $0x0ddfc982 // ld1r { v2.2s }, [x12], #4
+	WORD $0x0d40c983 // ld1r { v3.2s }, [x12]
+	WORD $0x9100210c // add x12, x8, #0x8
+	WORD $0x6e180462 // mov v2.d[1], v3.d[0]
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x6e22dc00 // fmul v0.4s, v0.4s, v2.4s
+	WORD $0x6e004001 // ext v1.16b, v0.16b, v0.16b, #0x8
+	WORD $0x0e813802 // zip1 v2.2s, v0.2s, v1.2s
+	WORD $0x0e817800 // zip2 v0.2s, v0.2s, v1.2s
+	WORD $0xfd000122 // str d2, [x9]
+	WORD $0xfd000920 // str d0, [x9, #0x10]
+	WORD $0xad420540 // ldp q0, q1, [x10, #0x40]
+	WORD $0xad430d42 // ldp q2, q3, [x10, #0x60]
+	WORD $0x9102014a // add x10, x10, #0x80
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x4e23d441 // fadd v1.4s, v2.4s, v3.4s
+	WORD $0x0d40c9a2 // ld1r { v2.2s }, [x13]
+	WORD $0x0d40c983 // ld1r { v3.2s }, [x12]
+	WORD $0x6e180443 // mov v3.d[1], v2.d[0]
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x6e23dc00 // fmul v0.4s, v0.4s, v3.4s
+	WORD $0x6e004001 // ext v1.16b, v0.16b, v0.16b, #0x8
+	WORD $0x0e813802 // zip1 v2.2s, v0.2s, v1.2s
+	WORD $0x0e817800 // zip2 v0.2s, v0.2s, v1.2s
+	WORD $0xfd000522 // str d2, [x9, #0x8]
+	WORD $0xfd000d20 // str d0, [x9, #0x18]
+	WORD $0x91008129 // add x9, x9, #0x20
+	WORD $0x54fffba8 // b.hi #-140
+	WORD $0xd65f03c0 // ret
+
+// func int4G128I8MM(t *byte)
+TEXT ·int4G128I8MM(SB), NOSPLIT|NOFRAME, $0-8
+	MOVD t+0(FP), R20
+	WORD $0xf9404689 // ldr x9, [x20, #0x88]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0x5400014b // b.lt #40
+	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
+	WORD $0xf9405a88 // ldr x8, [x20, #0xb0]
+	WORD $0x91000529 // add x9, x9, #0x1
+	WORD $0xd1000529 // sub x9, x9, #0x1
+	WORD $0xad000100 // stp q0, q0, [x8]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0xad010100 // stp q0, q0, [x8, #0x20]
+	WORD $0x91010108 // add x8, x8, #0x40
+	WORD $0x54ffff68 // b.hi #-20
+	WORD $0xa9492688 // ldp x8, x9, [x20, #0x90]
+	WORD $0x8b080128 // add x8, x9, x8
+	WORD $0xf100051f // cmp x8, #0x1
+	WORD $0x5400180b // b.lt #768
+	WORD $0x4f00e5e0 // movi v0.16b, #0xf
+	WORD $0xf940528a // ldr x10, [x20, #0xa0]
+	WORD $0xaa1f03e9 // mov x9, xzr
+	WORD $0x5280080b // mov w11, #0x40 // =64
+	WORD $0x52800c0c // mov w12, #0x60 // =96
+	WORD $0x52800a0d // mov w13, #0x50 // =80
+	WORD $0x14000005 // b #20
+	WORD $0x91000529 // add x9, x9, #0x1
+	WORD $0x9108014a // add x10, x10, #0x200
+	WORD $0xeb08013f // cmp x9, x8
+	WORD $0x540016a0 // b.eq #724
+	WORD $0xf9404a8f // ldr x15, [x20, #0x90]
+	WORD $0xd379e130 // lsl x16, x9, #7
+	WORD $0xd37ef531 // lsl x17, x9, #2
+	WORD $0xd378dd33 // lsl x19, x9, #8
+	WORD $0xaa1f03ee // mov x14, xzr
+	WORD $0x52800816 // mov w22, #0x40 // =64
+	WORD $0xeb0f013f // cmp x9, x15
+	WORD $0xf9800142 // prfm pldl2keep, [x10]
+	WORD $0xf9802142 // prfm pldl2keep, [x10, #0x40]
+	WORD $0x9a8b0195 // csel x21, x12, x11, eq
+	WORD $0xf9804142 // prfm pldl2keep, [x10, #0x80]
+	WORD $0xf9806142 // prfm pldl2keep, [x10, #0xc0]
+	WORD $0x8b150295 // add x21, x20, x21
+	WORD $0xf9808142 // prfm pldl2keep, [x10, #0x100]
+	WORD $0xf980a142 // prfm pldl2keep, [x10, #0x140]
+	WORD $0xf980c142 // prfm pldl2keep, [x10, #0x180]
+	WORD $0xf980e142 // prfm pldl2keep, [x10, #0x1c0]
+	WORD $0x14000005 // b #20
+	WORD $0x910005ce // add x14, x14, #0x1
+	WORD $0x910042d6 // add x22, x22, #0x10
+	WORD $0xf10011df // cmp x14, #0x4
+	WORD $0x54fffce0 // b.eq #-100
+	WORD $0xeb0f013f // cmp x9, x15
+	WORD $0x54000081 // b.ne #16
+	WORD $0xa9426698 // ldp x24, x25, [x20, #0x20]
+	WORD $0xa9436a80 // ldp x0, x26, [x20, #0x30]
+	WORD $0x14000007 // b #28
+	WORD $0xa9406697 // ldp x23, x25, [x20]
+	WORD $0xa9416e9a // ldp x26, x27, [x20, #0x10]
+	WORD $0x8b1002f8 // add x24, x23, x16
+	WORD $0x8b100339 // add x25, x25, x16
+	WORD $0x8b100340 // add x0, x26, x16
+	WORD $0x8b10037a // add x26, x27, x16
+	WORD $0x8b0e0237 // add x23, x17, x14
+	WORD $0xf940469b // ldr x27, [x20, #0x88]
+	WORD $0xeb0f013f // cmp x9, x15
+	WORD $0xd341fef7 // lsr x23, x23, #1
+	WORD $0x9a9701d7 // csel x23, x14, x23, eq
+	WORD $0xf1000b7f // cmp x27, #0x2
+	WORD $0x54fffd6b // b.lt #-84
+	WORD $0xa9400aa3 // ldp x3, x2, [x21]
+	WORD $0xd37ef6e1 // lsl x1, x23, #2
+	WORD $0xd37be9d7 // lsl x23, x14, #5
+	WORD $0x91000b7b // add x27, x27, #0x2
+	WORD $0x8b010042 // add x2, x2, x1
+	WORD $0x8b010063 // add x3, x3, x1
+	WORD $0x8b170000 // add x0, x0, x23
+	WORD $0x0d40c845 // ld1r { v5.2s }, [x2]
+	WORD $0xa9410aa4 // ldp x4, x2, [x21, #0x10]
+	WORD $0x0d40c861 // ld1r { v1.2s }, [x3]
+	WORD $0x8b17035a // add x26, x26, x23
+	WORD $0x8b170318 // add x24, x24, x23
+	WORD $0xad401807 // ldp q7, q6, [x0]
+	WORD $0x8b170339 // add x25, x25, x23
+	WORD $0x8b010083 // add x3, x4, x1
+	WORD $0x8b010041 // add x1, x2, x1
+	WORD $0x927b02f7 // and x23, x23, #0x20
+	WORD $0xad402349 // ldp q9, q8, [x26]
+	WORD $0x0d40c82a // ld1r { v10.2s }, [x1]
+	WORD $0x0d40c862 // ld1r { v2.2s }, [x3]
+	WORD $0x6f0c04c3 // ushr v3.16b, v6.16b, #0x4
+	WORD $0x6f0c04e4 // ushr v4.16b, v7.16b, #0x4
+	WORD $0xad403b0f // ldp q15, q14, [x24]
+	WORD $0x6e1804a1 // mov v1.d[1], v5.d[0]
+	WORD $0x6f0c050b // ushr v11.16b, v8.16b, #0x4
+	WORD $0x6f0c052c // ushr v12.16b, v9.16b, #0x4
+	WORD $0x4e201d08 // and v8.16b, v8.16b, v0.16b
+	WORD $0x6e180542 // mov v2.d[1], v10.d[0]
+	WORD $0x4e201cca // and v10.16b, v6.16b, v0.16b
+	WORD $0x4e201d2d // and v13.16b, v9.16b, v0.16b
+	WORD $0xad404331 // ldp q17, q16, [x25]
+	WORD $0x4e201dd4 // and v20.16b, v14.16b, v0.16b
+	WORD $0x4ecb7865 // zip2 v5.2d, v3.2d, v11.2d
+	WORD $0x6e180563 // mov v3.d[1], v11.d[0]
+	WORD $0x4ecc7886 // zip2 v6.2d, v4.2d, v12.2d
+	WORD $0x6e180584 // mov v4.d[1], v12.d[0]
+	WORD $0x4e201cec // and v12.16b, v7.16b, v0.16b
+	WORD $0x4ec87947 // zip2 v7.2d, v10.2d, v8.2d
+	WORD $0x4ec83948 // zip1 v8.2d, v10.2d, v8.2d
+	WORD $0x6f0c05ca // ushr v10.16b, v14.16b, #0x4
+	WORD $0x6f0c0612 // ushr v18.16b, v16.16b, #0x4
+	WORD $0x6f0c05eb // ushr v11.16b, v15.16b, #0x4
+	WORD $0x6f0c0633 // ushr v19.16b, v17.16b, #0x4
+	WORD $0x4e201e10 // and v16.16b, v16.16b, v0.16b
+	WORD $0x4e201df5 // and v21.16b, v15.16b, v0.16b
+	WORD $0x4e201e36 // and v22.16b, v17.16b, v0.16b
+	WORD $0xd37ae5d8 // lsl x24, x14, #6
+	WORD $0x4ecd7989 // zip2 v9.2d, v12.2d, v13.2d
+	WORD $0x4ecd398c // zip1 v12.2d, v12.2d, v13.2d
+	WORD $0x4ed2794d // zip2 v13.2d, v10.2d, v18.2d
+	WORD $0x6e18064a // mov v10.d[1], v18.d[0]
+	WORD $0x4ed3796e // zip2 v14.2d, v11.2d, v19.2d
+	WORD $0x6e18066b // mov v11.d[1], v19.d[0]
+	WORD $0x4ed07a8f // zip2 v15.2d, v20.2d, v16.2d
+	WORD $0x4ed03a90 // zip1 v16.2d, v20.2d, v16.2d
+	WORD $0x4ed67ab1 // zip2 v17.2d, v21.2d, v22.2d
+	WORD $0x92790318 // and x24, x24, #0x80
+	WORD $0x4ed63ab2 // zip1 v18.2d, v21.2d, v22.2d
+	WORD $0xf9405a80 // ldr x0, [x20, #0xb0]
+	WORD $0xaa180278 // orr x24, x19, x24
+	WORD $0xf9404281 // ldr x1, [x20, #0x80]
+	WORD $0xaa170317 // orr x23, x24, x23
+	WORD $0x8b160000 // add x0, x0, x22
+	WORD $0xb27c02f8 // orr x24, x23, #0x10
+	WORD $0xb27a02f9 // orr x25, x23, #0x40
+	WORD $0xaa0d02fa // orr x26, x23, x13
+	WORD $0x91026021 // add x1, x1, #0x98
+	WORD $0xf85a8023 // ldur x3, [x1, #-0x58]
+	WORD $0xf9400c22 // ldr x2, [x1, #0x18]
+	WORD $0x6f00e413 // movi v19.2d, #0000000000000000
+	WORD $0x6f00e414 // movi v20.2d, #0000000000000000
+	WORD $0xf85c0024 // ldur x4, [x1, #-0x40]
+	WORD $0xd37ef625 // lsl x5, x17, #2
+	WORD $0x3cf76875 // ldr q21, [x3, x23]
+	WORD $0x3cf76856 // ldr q22, [x2, x23]
+	WORD $0xf9401826 // ldr x6, [x1, #0x30]
+	WORD $0x8b050084 // add x4, x4, x5
+	WORD $0xf8590027 // ldur x7, [x1, #-0x70]
+	WORD $0xd1000b7b // sub x27, x27, #0x2
+	WORD $0x4ed63ab7 // zip1 v23.2d, v21.2d, v22.2d
+	WORD $0x4ed67ab5 // zip2 v21.2d, v21.2d, v22.2d
+	WORD $0x3cf86876 // ldr q22, [x3, x24]
+	WORD $0xb86e7884 // ldr w4, [x4, x14, lsl #2]
+	WORD $0x8b0500c6 // add x6, x6, x5
+	WORD $0xf1000f7f // cmp x27, #0x3
+	WORD $0xb86e78c6 // ldr w6, [x6, x14, lsl #2]
+	WORD $0x1e270099 // fmov s25, w4
+	WORD $0x4e97a653 // smmla v19.4s, v18.16b, v23.16b
+	WORD $0x4e97a594 // smmla v20.4s, v12.16b, v23.16b
+	WORD $0x3cf86857 // ldr q23, [x2, x24]
+	WORD $0x4ed73ad8 // zip1 v24.2d, v22.2d, v23.2d
+	WORD $0x4e0c1cd9 // mov v25.s[1], w6
+	WORD $0x4e95a633 // smmla v19.4s, v17.16b, v21.16b
+	WORD $0x4e95a534 // smmla v20.4s, v9.16b, v21.16b
+	WORD $0x4ed77ad5 // zip2 v21.2d, v22.2d, v23.2d
+	WORD $0x3cf96876 // ldr q22, [x3, x25]
+	WORD $0x3cf96857 // ldr q23, [x2, x25]
+	WORD $0x4e141c99 // mov v25.s[2], w4
+	WORD $0x4e98a613 // smmla v19.4s, v16.16b, v24.16b
+	WORD $0x4e98a514 // smmla v20.4s, v8.16b, v24.16b
+	WORD $0x4ed73ad8 // zip1 v24.2d, v22.2d, v23.2d
+	WORD $0x4ed77ad6 // zip2 v22.2d, v22.2d, v23.2d
+	WORD $0x3cfa6857 // ldr q23, [x2, x26]
+	WORD $0x8b0500e2 // add x2, x7, x5
+	WORD $0x4e1c1cd9 // mov v25.s[3], w6
+	WORD $0x4e95a5f3 // smmla v19.4s, v15.16b, v21.16b
+	WORD $0x4e95a4f4 // smmla v20.4s, v7.16b, v21.16b
+	WORD $0x3cfa6875 // ldr q21, [x3, x26]
+	WORD $0xf84e0423 // ldr x3, [x1], #0xe0
+	WORD $0x4ed73aba // zip1 v26.2d, v21.2d, v23.2d
+	WORD $0x4ed77ab5 // zip2 v21.2d, v21.2d, v23.2d
+	WORD $0x3cdc0017 // ldur q23, [x0, #-0x40]
+	WORD $0x8b050063 // add x3, x3, x5
+	WORD $0x4e98a573 // smmla v19.4s, v11.16b, v24.16b
+	WORD $0x4e98a494 // smmla v20.4s, v4.16b, v24.16b
+	WORD $0xbc6e7858 // ldr s24, [x2, x14, lsl #2]
+	WORD $0xbc6e787b // ldr s27, [x3, x14, lsl #2]
+	WORD $0x4e96a5d3 // smmla v19.4s, v14.16b, v22.16b
+	WORD $0x4e96a4d4 // smmla v20.4s, v6.16b, v22.16b
+	WORD $0x4eb81f16 // mov v22.16b, v24.16b
+	WORD $0x6e0c0776 // mov v22.s[1], v27.s[0]
+	WORD $0x4e9aa553 // smmla v19.4s, v10.16b, v26.16b
+	WORD $0x4e9aa474 // smmla v20.4s, v3.16b, v26.16b
+	WORD $0x6e140716 // mov v22.s[2], v24.s[0]
+	WORD $0x3dc00018 // ldr q24, [x0]
+	WORD $0x4e95a5b3 // smmla v19.4s, v13.16b, v21.16b
+	WORD $0x4e95a4b4 // smmla v20.4s, v5.16b, v21.16b
+	WORD $0x6e1c0776 // mov v22.s[3], v27.s[0]
+	WORD $0x6eb98673 // sub v19.4s, v19.4s, v25.4s
+	WORD $0x6eb98694 // sub v20.4s, v20.4s, v25.4s
+	WORD $0x6e21ded5 // fmul v21.4s, v22.4s, v1.4s
+	WORD $0x4e21da73 // scvtf v19.4s, v19.4s
+	WORD $0x6e22ded6 // fmul v22.4s, v22.4s, v2.4s
+	WORD $0x4e21da94 // scvtf v20.4s, v20.4s
+	WORD $0x4e35ce77 // fmla v23.4s, v19.4s, v21.4s
+	WORD $0x4e36ce98 // fmla v24.4s, v20.4s, v22.4s
+	WORD $0x3c9c0017 // stur q23, [x0, #-0x40]
+	WORD $0x3c880418 // str q24, [x0], #0x80
+	WORD $0x54fff728 // b.hi #-284
+	WORD $0x17ffff5f // b #-644
+	WORD $0xf940468b // ldr x11, [x20, #0x88]
+	WORD $0xf100057f // cmp x11, #0x1
+	WORD $0x5400050d // b.le #160
+	WORD $0xa94b268a // ldp x10, x9, [x20, #0xb0]
+	WORD $0x9100096b // add x11, x11, #0x2
+	WORD $0xf9406e88 // ldr x8, [x20, #0xd8]
+	WORD $0xad400540 // ldp q0, q1, [x10]
+	WORD $0xaa0803ec // mov x12, x8
+	WORD $0xad410d42 // ldp q2, q3, [x10, #0x20]
+	WORD $0x9100310d // add x13, x8, #0xc
+	WORD $0xd100096b // sub x11, x11, #0x2
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0xf1000d7f // cmp x11, #0x3
+	WORD $0x4e23d441 // fadd v1.4s, v2.4s, v3.4s
+	WORD $0x0ddfc982 // ld1r { v2.2s }, [x12], #4
+	WORD $0x0d40c983 // ld1r { v3.2s }, [x12]
+	WORD $0x9100210c // add x12, x8, #0x8
+	WORD $0x6e180462 // mov v2.d[1], v3.d[0]
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x6e22dc00 // fmul v0.4s, v0.4s, v2.4s
+	WORD $0x6e004001 // ext v1.16b, v0.16b, v0.16b, #0x8
+	WORD $0x0e813802 // zip1 v2.2s, v0.2s, v1.2s
+	WORD $0x0e817800 // zip2 v0.2s, v0.2s, v1.2s
+	WORD $0xfd000122 // str d2, [x9]
+	WORD $0xfd000920 // str d0, [x9, #0x10]
+	WORD $0xad420540 // ldp q0, q1, [x10, #0x40]
+	WORD $0xad430d42 // ldp q2, q3, [x10, #0x60]
+	WORD $0x9102014a // add x10, x10, #0x80
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x4e23d441 // fadd v1.4s, v2.4s, v3.4s
+	WORD $0x0d40c9a2 // ld1r { v2.2s }, [x13]
+	WORD $0x0d40c983 // ld1r { v3.2s }, [x12]
+	WORD $0x6e180443 // mov v3.d[1], v2.d[0]
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x6e23dc00 // fmul v0.4s, v0.4s, v3.4s
+	WORD $0x6e004001 // ext v1.16b, v0.16b, v0.16b, #0x8
+	WORD $0x0e813802 // zip1 v2.2s, v0.2s, v1.2s
+	WORD $0x0e817800 // zip2 v0.2s, v0.2s, v1.2s
+	WORD $0xfd000522 // str d2, [x9, #0x8]
+	WORD $0xfd000d20 // str d0, [x9, #0x18]
+	WORD $0x91008129 // add x9, x9, #0x20
+	WORD $0x54fffba8 // b.hi #-140
+	WORD $0xd65f03c0 // ret
+
+// func int4G256I8MM(t *byte)
+TEXT ·int4G256I8MM(SB), NOSPLIT|NOFRAME, $0-8
+	MOVD t+0(FP), R20
+	WORD $0xf9404689 // ldr x9, [x20, #0x88]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0x5400014b // b.lt #40
+	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
+	WORD $0xf9405a88 // ldr x8, [x20, #0xb0]
+	WORD $0x91000529 // add x9, x9, #0x1
+	WORD $0xd1000529 // sub x9, x9, #0x1
+	WORD $0xad000100 // stp q0, q0, [x8]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0xad010100 // stp q0, q0, [x8, #0x20]
+	WORD $0x91010108 // add x8, x8, #0x40
+	WORD $0x54ffff68 // b.hi #-20
+	WORD $0xa9492688 // ldp x8, x9, [x20, #0x90]
+	WORD $0x8b080128 // add x8, x9, x8
+	WORD $0xf100051f // cmp x8, #0x1
+	WORD $0x540017eb // b.lt #764
+	WORD $0x4f00e5e0 // movi v0.16b, #0xf
+	WORD $0xf940528a // ldr x10, [x20, #0xa0]
+	WORD $0xaa1f03e9 // mov x9, xzr
+	WORD $0x5280080b // mov w11, #0x40 // =64
+	WORD $0x52800c0c // mov w12, #0x60 // =96
+	WORD $0x52800a0d // mov w13, #0x50 // =80
+	WORD $0x14000005 // b #20
+	WORD $0x91000529 // add x9, x9, #0x1
+	WORD $0x9108014a // add x10, x10, #0x200
+	WORD $0xeb08013f // cmp x9, x8
+	WORD $0x54001680 // b.eq #720
+	WORD $0xf9404a8f // ldr x15, [x20, #0x90]
+	WORD $0xd37ef533 // lsl x19, x9, #2
+	WORD $0xd379e130 // lsl x16, x9, #7
+	WORD $0xd378dd31 // lsl x17, x9, #8
+	WORD $0xaa1f03ee // mov x14, xzr
+	WORD $0x9240f535 // and x21, x9, #0x3fffffffffffffff
+	WORD $0xeb0f013f // cmp x9, x15
+	WORD $0xd37ef673 // lsl x19, x19, #2
+	WORD $0x52800817 // mov w23, #0x40 // =64
+	WORD $0x9a8b0196 // csel x22, x12, x11, eq
+	WORD $0xf9800142 // prfm pldl2keep, [x10]
+	WORD $0xf9802142 // prfm pldl2keep, [x10, #0x40]
+	WORD $0x8b160296 // add x22, x20, x22
+	WORD $0xf9804142 // prfm pldl2keep, [x10, #0x80]
+	WORD $0xf9806142 // prfm pldl2keep, [x10, #0xc0]
+	WORD $0xf9808142 // prfm pldl2keep, [x10, #0x100]
+	WORD $0xf980a142 // prfm pldl2keep, [x10, #0x140]
+	WORD $0xf980c142 // prfm pldl2keep, [x10, #0x180]
+	WORD $0xf980e142 // prfm pldl2keep, [x10, #0x1c0]
+	WORD $0x14000005 // b #20
+	WORD $0x910005ce // add x14, x14, #0x1
+	WORD $0x910042f7 // add x23, x23, #0x10
+	WORD $0xf10011df // cmp x14, #0x4
+	WORD $0x54fffca0 // b.eq #-108
+	WORD $0xeb0f013f // cmp x9, x15
+	WORD $0x540000a1 // b.ne #20
+	WORD $0xa9426a99 // ldp x25, x26, [x20, #0x20]
+	WORD $0xaa0e03f8 // mov x24, x14
+	WORD $0xa9436e81 // ldp x1, x27, [x20, #0x30]
+	WORD $0x14000008 // b #32
+	WORD $0xa9406a98 // ldp x24, x26, [x20]
+	WORD $0xa941029b // ldp x27, x0, [x20, #0x10]
+	WORD $0x8b100319 // add x25, x24, x16
+	WORD $0x8b10035a // add x26, x26, x16
+	WORD $0xaa1503f8 // mov x24, x21
+	WORD $0x8b100361 // add x1, x27, x16
+	WORD $0x8b10001b // add x27, x0, x16
+	WORD $0xf9404680 // ldr x0, [x20, #0x88]
+	WORD $0xf100081f // cmp x0, #0x2
+	WORD $0x54fffdab // b.lt #-76
+	WORD $0xa9400ec4 // ldp x4, x3, [x22]
+	WORD $0xd37ef702 // lsl x2, x24, #2
+	WORD $0xd37be9d8 // lsl x24, x14, #5
+	WORD $0x91000800 // add x0, x0, #0x2
+	WORD $0x8b020063 // add x3, x3, x2
+	WORD $0x8b020084 // add x4, x4, x2
+	WORD $0x8b180021 // add x1, x1, x24
+	WORD $0x0d40c865 // ld1r { v5.2s }, [x3]
+	WORD $0xa9410ec5 // ldp x5, x3, [x22, #0x10]
+	WORD $0x0d40c881 // ld1r { v1.2s }, [x4]
+	WORD $0x8b18037b // add x27, x27, x24
+	WORD $0x8b180339 // add x25, x25, x24
+	WORD $0xad401827 // ldp q7, q6, [x1]
+	WORD $0x8b18035a // add x26, x26, x24
+	WORD $0x8b0200a4 // add x4, x5, x2
+	WORD $0x8b020062 // add x2, x3, x2
+	WORD $0x927b0318 // and x24, x24, #0x20
+	WORD $0xad402369 // ldp q9, q8, [x27]
+	WORD $0x0d40c84a // ld1r { v10.2s }, [x2]
+	WORD $0x0d40c882 // ld1r { v2.2s }, [x4]
+	WORD $0x6f0c04c3 // ushr v3.16b, v6.16b, #0x4
+	WORD $0x6f0c04e4 // ushr v4.16b, v7.16b, #0x4
+	WORD $0xad403b2f // ldp q15, q14, [x25]
+	WORD $0x6e1804a1 // mov v1.d[1], v5.d[0]
+	WORD $0x6f0c050b // ushr v11.16b, v8.16b, #0x4
+	WORD $0x6f0c052c // ushr v12.16b, v9.16b, #0x4
+	WORD $0x4e201d08 // and v8.16b, v8.16b, v0.16b
+	WORD $0x6e180542 // mov v2.d[1], v10.d[0]
+	WORD $0x4e201cca // and v10.16b, v6.16b, v0.16b
+	WORD $0x4e201d2d // and v13.16b, v9.16b, v0.16b
+	WORD $0xad404351 // ldp q17, q16, [x26]
+	WORD $0x4e201dd4 // and v20.16b, v14.16b, v0.16b
+	WORD $0x4ecb7865 // zip2 v5.2d, v3.2d, v11.2d
+	WORD $0x6e180563 // mov v3.d[1], v11.d[0]
+	WORD $0x4ecc7886 // zip2 v6.2d, v4.2d, v12.2d
+	WORD $0x6e180584 // mov v4.d[1], v12.d[0]
+	WORD $0x4e201cec // and v12.16b, v7.16b, v0.16b
+	WORD $0x4ec87947 // zip2 v7.2d, v10.2d, v8.2d
+	WORD $0x4ec83948 // zip1 v8.2d, v10.2d, v8.2d
+	WORD $0x6f0c05ca // ushr v10.16b, v14.16b, #0x4
+	WORD $0x6f0c0612 // ushr v18.16b, v16.16b, #0x4
+	WORD $0x6f0c05eb // ushr v11.16b, v15.16b, #0x4
+	WORD $0x6f0c0633 // ushr v19.16b, v17.16b, #0x4
+	WORD $0x4e201e10 // and v16.16b, v16.16b, v0.16b
+	WORD $0x4e201df5 // and v21.16b, v15.16b, v0.16b
+	WORD $0x4e201e36 // and v22.16b, v17.16b, v0.16b
+	WORD $0xd37ae5d9 // lsl x25, x14, #6
+	WORD $0x4ecd7989 // zip2 v9.2d, v12.2d, v13.2d
+	WORD $0x4ecd398c // zip1 v12.2d, v12.2d, v13.2d
+	WORD $0x4ed2794d // zip2 v13.2d, v10.2d, v18.2d
+	WORD $0x6e18064a // mov v10.d[1], v18.d[0]
+	WORD $0x4ed3796e // zip2 v14.2d, v11.2d, v19.2d
+	WORD $0x6e18066b // mov v11.d[1], v19.d[0]
+	WORD $0x4ed07a8f // zip2 v15.2d, v20.2d, v16.2d
+	WORD $0x4ed03a90 // zip1 v16.2d, v20.2d, v16.2d
+	WORD $0x4ed67ab1 // zip2 v17.2d, v21.2d, v22.2d
+	WORD $0x92790339 // and x25, x25, #0x80
+	WORD $0x4ed63ab2 // zip1 v18.2d, v21.2d, v22.2d
+	WORD $0xf9405a81 // ldr x1, [x20, #0xb0]
+	WORD $0xaa190239 // orr x25, x17, x25
+	WORD $0xf9404282 // ldr x2, [x20, #0x80]
+	WORD $0xaa180338 // orr x24, x25, x24
+	WORD $0x8b170021 // add x1, x1, x23
+	WORD $0xb27c0319 // orr x25, x24, #0x10
+	WORD $0xb27a031a // orr x26, x24, #0x40
+	WORD $0xaa0d031b // orr x27, x24, x13
+	WORD $0x91026042 // add x2, x2, #0x98
+	WORD $0xf85a8044 // ldur x4, [x2, #-0x58]
+	WORD $0xf9400c43 // ldr x3, [x2, #0x18]
+	WORD $0x6f00e413 // movi v19.2d, #0000000000000000
+	WORD $0x6f00e414 // movi v20.2d, #0000000000000000
+	WORD $0xf85c0045 // ldur x5, [x2, #-0x40]
+	WORD $0xf9401846 // ldr x6, [x2, #0x30]
+	WORD $0x3cf86895 // ldr q21, [x4, x24]
+	WORD $0x3cf86876 // ldr q22, [x3, x24]
+	WORD $0xd1000800 // sub x0, x0, #0x2
+	WORD $0x8b1300a5 // add x5, x5, x19
+	WORD $0xf8590047 // ldur x7, [x2, #-0x70]
+	WORD $0x8b1300c6 // add x6, x6, x19
+	WORD $0x4ed63ab7 // zip1 v23.2d, v21.2d, v22.2d
+	WORD $0x4ed67ab5 // zip2 v21.2d, v21.2d, v22.2d
+	WORD $0x3cf96896 // ldr q22, [x4, x25]
+	WORD $0xb86e78a5 // ldr w5, [x5, x14, lsl #2]
+	WORD $0xb86e78c6 // ldr w6, [x6, x14, lsl #2]
+	WORD $0xf1000c1f // cmp x0, #0x3
+	WORD $0x1e2700b9 // fmov s25, w5
+	WORD $0x4e97a653 // smmla v19.4s, v18.16b, v23.16b
+	WORD $0x4e97a594 // smmla v20.4s, v12.16b, v23.16b
+	WORD $0x3cf96877 // ldr q23, [x3, x25]
+	WORD $0x4ed73ad8 // zip1 v24.2d, v22.2d, v23.2d
+	WORD $0x4e0c1cd9 // mov v25.s[1], w6
+	WORD $0x4e95a633 // smmla v19.4s, v17.16b, v21.16b
+	WORD $0x4e95a534 // smmla v20.4s, v9.16b, v21.16b
+	WORD $0x4ed77ad5 // zip2 v21.2d, v22.2d, v23.2d
+	WORD $0x3cfa6896 // ldr q22, [x4, x26]
+	WORD $0x3cfa6877 // ldr q23, [x3, x26]
+	WORD $0x4e141cb9 // mov v25.s[2], w5
+	WORD $0x4e98a613 // smmla v19.4s, v16.16b, v24.16b
+	WORD $0x4e98a514 // smmla v20.4s, v8.16b, v24.16b
+	WORD $0x4ed73ad8 // zip1 v24.2d, v22.2d, v23.2d
+	WORD $0x4ed77ad6 // zip2 v22.2d, v22.2d, v23.2d
+	WORD $0x3cfb6877 // ldr q23, [x3, x27]
+	WORD $0x8b1300e3 // add x3, x7, x19
+	WORD $0x4e1c1cd9 // mov v25.s[3], w6
+	WORD $0x4e95a5f3 // smmla v19.4s, v15.16b, v21.16b
+	WORD $0x4e95a4f4 // smmla v20.4s, v7.16b, v21.16b
+	WORD $0x3cfb6895 // ldr q21, [x4, x27]
+	WORD $0xf84e0444 // ldr x4, [x2], #0xe0
+	WORD $0x4ed73aba // zip1 v26.2d, v21.2d, v23.2d
+	WORD $0x4ed77ab5 // zip2 v21.2d, v21.2d, v23.2d
+	WORD $0x3cdc0037 // ldur q23, [x1, #-0x40]
+	WORD $0x4e98a573 // smmla v19.4s, v11.16b, v24.16b
+	WORD $0x4e98a494 // smmla v20.4s, v4.16b, v24.16b
+	WORD $0xbc6e7878 // ldr s24, [x3, x14, lsl #2]
+	WORD $0x8b130083 // add x3, x4, x19
+	WORD $0xbc6e787b // ldr s27, [x3, x14, lsl #2]
+	WORD $0x4e96a5d3 // smmla v19.4s, v14.16b, v22.16b
+	WORD $0x4e96a4d4 // smmla v20.4s, v6.16b, v22.16b
+	WORD $0x4eb81f16 // mov v22.16b, v24.16b
+	WORD $0x6e0c0776 // mov v22.s[1], v27.s[0]
+	WORD $0x4e9aa553 // smmla v19.4s, v10.16b, v26.16b
+	WORD $0x4e9aa474 // smmla v20.4s, v3.16b, v26.16b
+	WORD $0x6e140716 // mov v22.s[2], v24.s[0]
+	WORD $0x3dc00038 // ldr q24, [x1]
+	WORD $0x4e95a5b3 // smmla v19.4s, v13.16b, v21.16b
+	WORD $0x4e95a4b4 // smmla v20.4s, v5.16b, v21.16b
+	WORD $0x6e1c0776 // mov v22.s[3], v27.s[0]
+	WORD $0x6eb98673 // sub v19.4s, v19.4s, v25.4s
+	WORD $0x6eb98694 // sub v20.4s, v20.4s, v25.4s
+	WORD $0x6e21ded5 // fmul v21.4s, v22.4s, v1.4s
+	WORD $0x4e21da73 // scvtf v19.4s, v19.4s
+	WORD $0x6e22ded6 // fmul v22.4s, v22.4s, v2.4s
+	WORD $0x4e21da94 // scvtf v20.4s, v20.4s
+	WORD $0x4e35ce77 // fmla v23.4s, v19.4s, v21.4s
+	WORD $0x4e36ce98 // fmla v24.4s, v20.4s, v22.4s
+	WORD $0x3c9c0037 // stur q23, [x1, #-0x40]
+	WORD $0x3c880438 // str q24, [x1], #0x80
+	WORD $0x54fff748 // b.hi #-280
+	WORD $0x17ffff62 // b #-632
+	WORD $0xf940468b // ldr x11, [x20, #0x88]
+	WORD $0xf100057f // cmp x11, #0x1
+	WORD $0x5400050d // b.le #160
+	WORD $0xa94b268a // ldp x10, x9, [x20, #0xb0]
+	WORD $0x9100096b // add x11, x11, #0x2
+	WORD $0xf9406e88 // ldr x8, [x20, #0xd8]
+	WORD $0xad400540 // ldp q0, q1, [x10]
+	WORD $0xaa0803ec // mov x12, x8
+	WORD $0xad410d42 // ldp q2, q3, [x10, #0x20]
+	WORD $0x9100310d // add x13, x8, #0xc
+	WORD $0xd100096b // sub x11, x11, #0x2
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0xf1000d7f // cmp x11, #0x3
+	WORD $0x4e23d441 // fadd v1.4s, v2.4s, v3.4s
+	WORD $0x0ddfc982 // ld1r { v2.2s }, [x12], #4
+	WORD $0x0d40c983 // ld1r { v3.2s }, [x12]
+	WORD $0x9100210c // add x12, x8, #0x8
+	WORD $0x6e180462 // mov v2.d[1], v3.d[0]
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x6e22dc00 // fmul v0.4s, v0.4s, v2.4s
+	WORD $0x6e004001 // ext v1.16b, v0.16b, v0.16b, #0x8
+	WORD $0x0e813802 // zip1 v2.2s, v0.2s, v1.2s
+	WORD $0x0e817800 // zip2 v0.2s, v0.2s, v1.2s
+	WORD $0xfd000122 // str d2, [x9]
+	WORD $0xfd000920 // str d0, [x9, #0x10]
+	WORD $0xad420540 // ldp q0, q1, [x10, #0x40]
+	WORD $0xad430d42 // ldp q2, q3, [x10, #0x60]
+	WORD $0x9102014a // add x10, x10, #0x80
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x4e23d441 // fadd v1.4s, v2.4s, v3.4s
+	WORD $0x0d40c9a2 // ld1r { v2.2s }, [x13]
+	WORD $0x0d40c983 // ld1r { v3.2s }, [x12]
+	WORD $0x6e180443 // mov v3.d[1], v2.d[0]
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x6e23dc00 // fmul v0.4s, v0.4s, v3.4s
+	WORD $0x6e004001 // ext v1.16b, v0.16b, v0.16b, #0x8
+	WORD $0x0e813802 // zip1 v2.2s, v0.2s, v1.2s
+	WORD $0x0e817800 // zip2 v0.2s, v0.2s, v1.2s
+	WORD $0xfd000522 // str d2, [x9, #0x8]
+	WORD $0xfd000d20 // str d0, [x9, #0x18]
+	WORD $0x91008129 // add x9, x9, #0x20
+	WORD $0x54fffba8 // b.hi #-140
+	WORD $0xd65f03c0 // ret
+
+// func int2RowI8MM(t *byte)
+TEXT ·int2RowI8MM(SB), NOSPLIT|NOFRAME, $0-8
+	MOVD t+0(FP), R20
+	WORD $0xf9404689 // ldr x9, [x20, #0x88]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0x5400014b // b.lt #40
+	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
+	WORD $0xf9405a88 // ldr x8, [x20, #0xb0]
+	WORD $0x91000529 // add x9, x9, #0x1
+	WORD $0xd1000529 // sub x9, x9, #0x1
+	WORD $0xad000100 // stp q0, q0, [x8]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0xad010100 // stp q0, q0, [x8, #0x20]
+	WORD $0x91010108 // add x8, x8, #0x40
+	WORD $0x54ffff68 // b.hi #-20
+	WORD $0xa9492688 // ldp x8, x9, [x20, #0x90]
+	WORD $0x8b080128 // add x8, x9, x8
+	WORD $0xf100051f // cmp x8, #0x1
+	WORD $0x5400172b // b.lt #740
+	WORD $0x4f00e460 // movi v0.16b, #0x3
+	WORD $0xf940528a // ldr x10, [x20, #0xa0]
+	WORD $0xaa1f03e9 // mov x9, xzr
+	WORD $0x52800a0b // mov w11, #0x50 // =80
+	WORD $0x14000005 // b #20
+	WORD $0x91000529 // add x9, x9, #0x1
+	WORD $0x9104014a // add x10, x10, #0x100
+	WORD $0xeb08013f // cmp x9, x8
+	WORD $0x54001600 // b.eq #704
+	WORD $0xd37ef530 // lsl x16, x9, #2
+	WORD $0xf9404a8d // ldr x13, [x20, #0x90]
+	WORD $0xd37ae52e // lsl x14, x9, #6
+	WORD $0xd378dd2f // lsl x15, x9, #8
+	WORD $0xaa1f03ec // mov x12, xzr
+	WORD $0x52800811 // mov w17, #0x40 // =64
+	WORD $0xd37ef610 // lsl x16, x16, #2
+	WORD $0xf9800142 // prfm pldl2keep, [x10]
+	WORD $0xf9802142 // prfm pldl2keep, [x10, #0x40]
+	WORD $0xf9804142 // prfm pldl2keep, [x10, #0x80]
+	WORD $0xf9806142 // prfm pldl2keep, [x10, #0xc0]
+	WORD $0x14000005 // b #20
+	WORD $0x9100058c // add x12, x12, #0x1
+	WORD $0x91004231 // add x17, x17, #0x10
+	WORD $0xf100119f // cmp x12, #0x4
+	WORD $0x54fffda0 // b.eq #-76
+	WORD $0xeb0d013f // cmp x9, x13
+	WORD $0x54000081 // b.ne #16
+	WORD $0xa9425696 // ldp x22, x21, [x20, #0x20]
+	WORD $0xa9436299 // ldp x25, x24, [x20, #0x30]
+	WORD $0x14000007 // b #28
+	WORD $0xa9405693 // ldp x19, x21, [x20]
+	WORD $0xa9416297 // ldp x23, x24, [x20, #0x10]
+	WORD $0x8b0e0276 // add x22, x19, x14
+	WORD $0x8b0e02b5 // add x21, x21, x14
+	WORD $0x8b0e02f9 // add x25, x23, x14
+	WORD $0x8b0e0318 // add x24, x24, x14
+	WORD $0xf9404693 // ldr x19, [x20, #0x88]
+	WORD $0xf100067f // cmp x19, #0x1
+	WORD $0x54fffded // b.le #-68
+	WORD $0xd37ced97 // lsl x23, x12, #4
+	WORD $0xf940429a // ldr x26, [x20, #0x80]
+	WORD $0x91000a73 // add x19, x19, #0x2
+	WORD $0x3cf76b21 // ldr q1, [x25, x23]
+	WORD $0x3cf76b02 // ldr q2, [x24, x23]
+	WORD $0x3cf76acb // ldr q11, [x22, x23]
+	WORD $0x3cf76aac // ldr q12, [x21, x23]
+	WORD $0xd37ae595 // lsl x21, x12, #6
+	WORD $0xd37b0196 // ubfiz x22, x12, #5, #1
+	WORD $0x6f0e0423 // ushr v3.16b, v1.16b, #0x2
+	WORD $0x6f0e0444 // ushr v4.16b, v2.16b, #0x2
+	WORD $0x6f0a0425 // ushr v5.16b, v1.16b, #0x6
+	WORD $0x6f0a0449 // ushr v9.16b, v2.16b, #0x6
+	WORD $0x6f0c0426 // ushr v6.16b, v1.16b, #0x4
+	WORD $0x4e201c2d // and v13.16b, v1.16b, v0.16b
+	WORD $0x6f0c0448 // ushr v8.16b, v2.16b, #0x4
+	WORD $0x6f0e056e // ushr v14.16b, v11.16b, #0x2
+	WORD $0x6f0e058f // ushr v15.16b, v12.16b, #0x2
+	WORD $0x4e201c63 // and v3.16b, v3.16b, v0.16b
+	WORD $0x4e201c84 // and v4.16b, v4.16b, v0.16b
+	WORD $0x6f0c0572 // ushr v18.16b, v11.16b, #0x4
+	WORD $0x4e201cc6 // and v6.16b, v6.16b, v0.16b
+	WORD $0x6f0c0593 // ushr v19.16b, v12.16b, #0x4
+	WORD $0x4e201c47 // and v7.16b, v2.16b, v0.16b
+	WORD $0x4e201d08 // and v8.16b, v8.16b, v0.16b
+	WORD $0x6f0a0591 // ushr v17.16b, v12.16b, #0x6
+	WORD $0x4e201dce // and v14.16b, v14.16b, v0.16b
+	WORD $0x4e057861 // zip2 v1.16b, v3.16b, v5.16b
+	WORD $0x4e097890 // zip2 v16.16b, v4.16b, v9.16b
+	WORD $0x4e053862 // zip1 v2.16b, v3.16b, v5.16b
+	WORD $0x4e09388a // zip1 v10.16b, v4.16b, v9.16b
+	WORD $0x6f0a0569 // ushr v9.16b, v11.16b, #0x6
+	WORD $0x4e201def // and v15.16b, v15.16b, v0.16b
+	WORD $0x4e0679a3 // zip2 v3.16b, v13.16b, v6.16b
+	WORD $0x4e0639a4 // zip1 v4.16b, v13.16b, v6.16b
+	WORD $0x927902b5 // and x21, x21, #0x80
+	WORD $0x4e201d6b // and v11.16b, v11.16b, v0.16b
+	WORD $0x4e201e4d // and v13.16b, v18.16b, v0.16b
+	WORD $0xaa1601f6 // orr x22, x15, x22
+	WORD $0x4ed07825 // zip2 v5.2d, v1.2d, v16.2d
+	WORD $0x6e180601 // mov v1.d[1], v16.d[0]
+	WORD $0xf9405a99 // ldr x25, [x20, #0xb0]
+	WORD $0x4e201d8c // and v12.16b, v12.16b, v0.16b
+	WORD $0x4e201e70 // and v16.16b, v19.16b, v0.16b
+	WORD $0xaa1502d5 // orr x21, x22, x21
+	WORD $0x4e0878f4 // zip2 v20.16b, v7.16b, v8.16b
+	WORD $0x4eca7846 // zip2 v6.2d, v2.2d, v10.2d
+	WORD $0xb27c02b6 // orr x22, x21, #0x10
+	WORD $0x4e0838f2 // zip1 v18.16b, v7.16b, v8.16b
+	WORD $0x4e0979c7 // zip2 v7.16b, v14.16b, v9.16b
+	WORD $0xb27a02b7 // orr x23, x21, #0x40
+	WORD $0x4e1179f3 // zip2 v19.16b, v15.16b, v17.16b
+	WORD $0x4e0939c8 // zip1 v8.16b, v14.16b, v9.16b
+	WORD $0xaa0b02b8 // orr x24, x21, x11
+	WORD $0x4e1139ef // zip1 v15.16b, v15.16b, v17.16b
+	WORD $0x4e0d7969 // zip2 v9.16b, v11.16b, v13.16b
+	WORD $0x8b110339 // add x25, x25, x17
+	WORD $0x4e107991 // zip2 v17.16b, v12.16b, v16.16b
+	WORD $0x6e180542 // mov v2.d[1], v10.d[0]
+	WORD $0x9102635a // add x26, x26, #0x98
+	WORD $0x4e0d396a // zip1 v10.16b, v11.16b, v13.16b
+	WORD $0x4e103995 // zip1 v21.16b, v12.16b, v16.16b
+	WORD $0x4ed4786b // zip2 v11.2d, v3.2d, v20.2d
+	WORD $0x6e180683 // mov v3.d[1], v20.d[0]
+	WORD $0x4ed2788c // zip2 v12.2d, v4.2d, v18.2d
+	WORD $0x6e180644 // mov v4.d[1], v18.d[0]
+	WORD $0x4ed378ed // zip2 v13.2d, v7.2d, v19.2d
+	WORD $0x6e180667 // mov v7.d[1], v19.d[0]
+	WORD $0x4ecf790e // zip2 v14.2d, v8.2d, v15.2d
+	WORD $0x6e1805e8 // mov v8.d[1], v15.d[0]
+	WORD $0x4ed1792f // zip2 v15.2d, v9.2d, v17.2d
+	WORD $0x6e180629 // mov v9.d[1], v17.d[0]
+	WORD $0x4ed57950 // zip2 v16.2d, v10.2d, v21.2d
+	WORD $0x6e1806aa // mov v10.d[1], v21.d[0]
+	WORD $0xf85a835b // ldur x27, [x26, #-0x58]
+	WORD $0xf9400f40 // ldr x0, [x26, #0x18]
+	WORD $0x6f00e411 // movi v17.2d, #0000000000000000
+	WORD $0x6f00e412 // movi v18.2d, #0000000000000000
+	WORD $0xf85c0341 // ldur x1, [x26, #-0x40]
+	WORD $0xf9401b42 // ldr x2, [x26, #0x30]
+	WORD $0x3cf56b73 // ldr q19, [x27, x21]
+	WORD $0x3cf56814 // ldr q20, [x0, x21]
+	WORD $0xd1000a73 // sub x19, x19, #0x2
+	WORD $0x8b100021 // add x1, x1, x16
+	WORD $0x8b100042 // add x2, x2, x16
+	WORD $0xf1000e7f // cmp x19, #0x3
+	WORD $0x4ed43a75 // zip1 v21.2d, v19.2d, v20.2d
+	WORD $0x4ed47a73 // zip2 v19.2d, v19.2d, v20.2d
+	WORD $0x3cf66b74 // ldr q20, [x27, x22]
+	WORD $0xb86c7821 // ldr w1, [x1, x12, lsl #2]
+	WORD $0xb86c7842 // ldr w2, [x2, x12, lsl #2]
+	WORD $0x4e95a551 // smmla v17.4s, v10.16b, v21.16b
+	WORD $0x4e95a492 // smmla v18.4s, v4.16b, v21.16b
+	WORD $0x3cf66815 // ldr q21, [x0, x22]
+	WORD $0x4ed53a96 // zip1 v22.2d, v20.2d, v21.2d
+	WORD $0x4e93a611 // smmla v17.4s, v16.16b, v19.16b
+	WORD $0x4e93a592 // smmla v18.4s, v12.16b, v19.16b
+	WORD $0x4ed57a93 // zip2 v19.2d, v20.2d, v21.2d
+	WORD $0x3cf76b74 // ldr q20, [x27, x23]
+	WORD $0x3cf76815 // ldr q21, [x0, x23]
+	WORD $0x4e96a531 // smmla v17.4s, v9.16b, v22.16b
+	WORD $0x4e96a472 // smmla v18.4s, v3.16b, v22.16b
+	WORD $0x4ed53a96 // zip1 v22.2d, v20.2d, v21.2d
+	WORD $0x4e93a5f1 // smmla v17.4s, v15.16b, v19.16b
+	WORD $0x4e93a572 // smmla v18.4s, v11.16b, v19.16b
+	WORD $0x4ed57a93 // zip2 v19.2d, v20.2d, v21.2d
+	WORD $0x1e270034 // fmov s20, w1
+	WORD $0x3cf86b75 // ldr q21, [x27, x24]
+	WORD $0xf859035b // ldur x27, [x26, #-0x70]
+	WORD $0x8b10037b // add x27, x27, x16
+	WORD $0x4e96a511 // smmla v17.4s, v8.16b, v22.16b
+	WORD $0x4e96a452 // smmla v18.4s, v2.16b, v22.16b
+	WORD $0x4e0c1c54 // mov v20.s[1], w2
+	WORD $0x3cf86816 // ldr q22, [x0, x24]
+	WORD $0xf84e0740 // ldr x0, [x26], #0xe0
+	WORD $0x4ed63ab7 // zip1 v23.2d, v21.2d, v22.2d
+	WORD $0x4ed67ab5 // zip2 v21.2d, v21.2d, v22.2d
+	WORD $0x4e93a5d1 // smmla v17.4s, v14.16b, v19.16b
+	WORD $0x4e93a4d2 // smmla v18.4s, v6.16b, v19.16b
+	WORD $0x4e141c34 // mov v20.s[2], w1
+	WORD $0xbc6c7b73 // ldr s19, [x27, x12, lsl #2]
+	WORD $0x8b10001b // add x27, x0, x16
+	WORD $0xbc6c7b76 // ldr s22, [x27, x12, lsl #2]
+	WORD $0x4e97a4f1 // smmla v17.4s, v7.16b, v23.16b
+	WORD $0x4e97a432 // smmla v18.4s, v1.16b, v23.16b
+	WORD $0x4eb31e77 // mov v23.16b, v19.16b
+	WORD $0x4e1c1c54 // mov v20.s[3], w2
+	WORD $0x6e0c06d7 // mov v23.s[1], v22.s[0]
+	WORD $0x4e95a5b1 // smmla v17.4s, v13.16b, v21.16b
+	WORD $0x4e95a4b2 // smmla v18.4s, v5.16b, v21.16b
+	WORD $0x4f3e0694 // sshr v20.4s, v20.4s, #0x2
+	WORD $0x6e140677 // mov v23.s[2], v19.s[0]
+	WORD $0x3cdc0333 // ldur q19, [x25, #-0x40]
+	WORD $0x6eb48631 // sub v17.4s, v17.4s, v20.4s
+	WORD $0x6eb48652 // sub v18.4s, v18.4s, v20.4s
+	WORD $0x3dc00334 // ldr q20, [x25]
+	WORD $0x6e1c06d7 // mov v23.s[3], v22.s[0]
+	WORD $0x4e21da31 // scvtf v17.4s, v17.4s
+	WORD $0x4e21da52 // scvtf v18.4s, v18.4s
+	WORD $0x4e37ce33 // fmla v19.4s, v17.4s, v23.4s
+	WORD $0x4e37ce54 // fmla v20.4s, v18.4s, v23.4s
+	WORD $0x3c9c0333 // stur q19, [x25, #-0x40]
+	WORD $0x3c880734 // str q20, [x25], #0x80
+	WORD $0x54fff768 // b.hi #-276
+	WORD $0x17ffff5e // b #-648
+	WORD $0xf940468b // ldr x11, [x20, #0x88]
+	WORD $0xf100057f // cmp x11, #0x1
+	WORD $0x5400050d // b.le #160
+	WORD $0xa94b268a // ldp x10, x9, [x20, #0xb0]
+	WORD $0x9100096b // add x11, x11, #0x2
+	WORD $0xf9406e88 // ldr x8, [x20, #0xd8]
+	WORD $0xad400540 // ldp q0, q1, [x10]
+	WORD $0xaa0803ec // mov x12, x8
+	WORD $0xad410d42 // ldp q2, q3, [x10, #0x20]
+	WORD $0x9100310d // add x13, x8, #0xc
+	WORD $0xd100096b // sub x11, x11, #0x2
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0xf1000d7f // cmp x11, #0x3
+	WORD $0x4e23d441 // fadd v1.4s, v2.4s, v3.4s
+	WORD $0x0ddfc982 // ld1r { v2.2s }, [x12], #4
+	WORD $0x0d40c983 // ld1r { v3.2s }, [x12]
+	WORD $0x9100210c // add x12, x8, #0x8
+	WORD $0x6e180462 // mov v2.d[1], v3.d[0]
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x6e22dc00 // fmul v0.4s, v0.4s, v2.4s
+	WORD $0x6e004001 // ext v1.16b, v0.16b, v0.16b, #0x8
+	WORD $0x0e813802 // zip1 v2.2s, v0.2s, v1.2s
+	WORD $0x0e817800 // zip2 v0.2s, v0.2s, v1.2s
+	WORD $0xfd000122 // str d2, [x9]
+	WORD $0xfd000920 // str d0, [x9, #0x10]
+	WORD $0xad420540 // ldp q0, q1, [x10, #0x40]
+	WORD $0xad430d42 // ldp q2, q3, [x10, #0x60]
+	WORD $0x9102014a // add x10, x10, #0x80
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x4e23d441 // fadd v1.4s, v2.4s, v3.4s
+	WORD $0x0d40c9a2 // ld1r { v2.2s }, [x13]
+	WORD $0x0d40c983 // ld1r { v3.2s }, [x12]
+	WORD $0x6e180443 // mov v3.d[1], v2.d[0]
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x6e23dc00 // fmul v0.4s, v0.4s, v3.4s
+	WORD $0x6e004001 // ext v1.16b, v0.16b, v0.16b, #0x8
+	WORD $0x0e813802 // zip1 v2.2s, v0.2s, v1.2s
+	WORD $0x0e817800 // zip2 v0.2s, v0.2s, v1.2s
+	WORD $0xfd000522 // str d2, [x9, #0x8]
+	WORD $0xfd000d20 // str d0, [x9, #0x18]
+	WORD $0x91008129 // add x9, x9, #0x20
+	WORD $0x54fffba8 // b.hi #-140
+	WORD $0xd65f03c0 // ret
+
+// func int8RowI8MM(t *byte)
+TEXT ·int8RowI8MM(SB), NOSPLIT|NOFRAME, $0-8
+	MOVD t+0(FP), R20
+	WORD $0xf9404689 // ldr x9, [x20, #0x88]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0x5400014b // b.lt #40
+	WORD $0x6f00e400 // movi v0.2d, #0000000000000000
+	WORD $0xf9405a88 // ldr x8, [x20, #0xb0]
+	WORD $0x91000529 // add x9, x9, #0x1
+	WORD $0xd1000529 // sub x9, x9, #0x1
+	WORD $0xad000100 // stp q0, q0, [x8]
+	WORD $0xf100053f // cmp x9, #0x1
+	WORD $0xad010100 // stp q0, q0, [x8, #0x20]
+	WORD $0x91010108 // add x8, x8, #0x40
+	WORD $0x54ffff68 // b.hi #-20
+	WORD $0xa9492688 // ldp x8, x9, [x20, #0x90]
+	WORD $0x8b080128 // add x8, x9, x8
+	WORD $0xf100051f // cmp x8, #0x1
+	WORD $0x540017ab // b.lt #756
+	WORD $0xf9405289 // ldr x9, [x20, #0xa0]
+	WORD $0xaa1f03ea // mov x10, xzr
+	WORD $0x14000005 // b #20
+	WORD $0x9100054a // add x10, x10, #0x1
+	WORD $0x91100129 // add x9, x9, #0x400
+	WORD $0xeb08015f // cmp x10, x8
+	WORD $0x540016c0 // b.eq #728
+	WORD $0xd37ef54e // lsl x14, x10, #2
+	WORD $0x8b0a010d // add x13, x8, x10
+	WORD $0xd378dd4c // lsl x12, x10, #8
+	WORD $0xd378ddad // lsl x13, x13, #8
+	WORD $0xaa1f03eb // mov x11, xzr
+	WORD $0x5280080f // mov w15, #0x40 // =64
+	WORD $0xd37ef5ce // lsl x14, x14, #2
+	WORD $0xf9800122 // prfm pldl2keep, [x9]
+	WORD $0xf9802122 // prfm pldl2keep, [x9, #0x40]
+	WORD $0xf9804122 // prfm pldl2keep, [x9, #0x80]
+	WORD $0xf9806122 // prfm pldl2keep, [x9, #0xc0]
+	WORD $0xf9808122 // prfm pldl2keep, [x9, #0x100]
+	WORD $0xf980a122 // prfm pldl2keep, [x9, #0x140]
+	WORD $0xf980c122 // prfm pldl2keep, [x9, #0x180]
+	WORD $0xf980e122 // prfm pldl2keep, [x9, #0x1c0]
+	WORD $0xf9810122 // prfm pldl2keep, [x9, #0x200]
+	WORD $0xf9812122 // prfm pldl2keep, [x9, #0x240]
+	WORD $0xf9814122 // prfm pldl2keep, [x9, #0x280]
+	WORD $0xf9816122 // prfm pldl2keep, [x9, #0x2c0]
+	WORD $0xf9818122 // prfm pldl2keep, [x9, #0x300]
+	WORD $0xf981a122 // prfm pldl2keep, [x9, #0x340]
+	WORD $0xf981c122 // prfm pldl2keep, [x9, #0x380]
+	WORD $0xf981e122 // prfm pldl2keep, [x9, #0x3c0]
+	WORD $0x14000005 // b #20
+	WORD $0x9100056b // add x11, x11, #0x1
+	WORD $0x910041ef // add x15, x15, #0x10
+	WORD $0xf100117f // cmp x11, #0x4
+	WORD $0x54fffc20 // b.eq #-124
+	WORD $0xf9404a90 // ldr x16, [x20, #0x90]
+	WORD $0xeb10015f // cmp x10, x16
+	WORD $0x54000081 // b.ne #16
+	WORD $0xa9424690 // ldp x16, x17, [x20, #0x20]
+	WORD $0xa9435693 // ldp x19, x21, [x20, #0x30]
+	WORD $0x14000007 // b #28
+	WORD $0xa9404690 // ldp x16, x17, [x20]
+	WORD $0xa9415693 // ldp x19, x21, [x20, #0x10]
+	WORD $0x8b0c0210 // add x16, x16, x12
+	WORD $0x8b0c0231 // add x17, x17, x12
+	WORD $0x8b0c0273 // add x19, x19, x12
+	WORD $0x8b0c02b5 // add x21, x21, x12
+	WORD $0xf940469a // ldr x26, [x20, #0x88]
+	WORD $0xf100075f // cmp x26, #0x1
+	WORD $0x54fffdcd // b.le #-72
+	WORD $0xd37ae576 // lsl x22, x11, #6
+	WORD $0xf9405a9b // ldr x27, [x20, #0xb0]
+	WORD $0xf9404280 // ldr x0, [x20, #0x80]
+	WORD $0x91000b5a // add x26, x26, #0x2
+	WORD $0x8b160273 // add x19, x19, x22
+	WORD $0x8b1602b5 // add x21, x21, x22
+	WORD $0x8b160210 // add x16, x16, x22
+	WORD $0x8b160231 // add x17, x17, x22
+	WORD $0xad410663 // ldp q3, q1, [x19, #0x20]
+	WORD $0xad410aa4 // ldp q4, q2, [x21, #0x20]
+	WORD $0x8b0f037b // add x27, x27, x15
+	WORD $0xad401667 // ldp q7, q5, [x19]
+	WORD $0x91026000 // add x0, x0, #0x98
+	WORD $0xad401aa8 // ldp q8, q6, [x21]
+	WORD $0xad41262c // ldp q12, q9, [x17, #0x20]
+	WORD $0x4ec27820 // zip2 v0.2d, v1.2d, v2.2d
+	WORD $0xad412a0b // ldp q11, q10, [x16, #0x20]
+	WORD $0x4ec23821 // zip1 v1.2d, v1.2d, v2.2d
+	WORD $0xad403630 // ldp q16, q13, [x17]
+	WORD $0x4ec47862 // zip2 v2.2d, v3.2d, v4.2d
+	WORD $0xad403a0f // ldp q15, q14, [x16]
+	WORD $0x4ec43863 // zip1 v3.2d, v3.2d, v4.2d
+	WORD $0x4ec678a4 // zip2 v4.2d, v5.2d, v6.2d
+	WORD $0x4ec638a5 // zip1 v5.2d, v5.2d, v6.2d
+	WORD $0x4ec878e6 // zip2 v6.2d, v7.2d, v8.2d
+	WORD $0x4ec838e7 // zip1 v7.2d, v7.2d, v8.2d
+	WORD $0x4ec97948 // zip2 v8.2d, v10.2d, v9.2d
+	WORD $0x4ec93949 // zip1 v9.2d, v10.2d, v9.2d
+	WORD $0x4ecc796a // zip2 v10.2d, v11.2d, v12.2d
+	WORD $0x4ecc396b // zip1 v11.2d, v11.2d, v12.2d
+	WORD $0x4ecd79cc // zip2 v12.2d, v14.2d, v13.2d
+	WORD $0x4ecd39cd // zip1 v13.2d, v14.2d, v13.2d
+	WORD $0x4ed079ee // zip2 v14.2d, v15.2d, v16.2d
+	WORD $0x4ed039ef // zip1 v15.2d, v15.2d, v16.2d
+	WORD $0x8b160190 // add x16, x12, x22
+	WORD $0x8b1601b6 // add x22, x13, x22
+	WORD $0xb27c0211 // orr x17, x16, #0x10
+	WORD $0xb27b0213 // orr x19, x16, #0x20
+	WORD $0xb27c0615 // orr x21, x16, #0x30
+	WORD $0xb27c02d7 // orr x23, x22, #0x10
+	WORD $0xb27b02d8 // orr x24, x22, #0x20
+	WORD $0xb27c06d9 // orr x25, x22, #0x30
+	WORD $0xf85a8001 // ldur x1, [x0, #-0x58]
+	WORD $0xf9400c02 // ldr x2, [x0, #0x18]
+	WORD $0x6f00e410 // movi v16.2d, #0000000000000000
+	WORD $0x6f00e411 // movi v17.2d, #0000000000000000
+	WORD $0x6f00e412 // movi v18.2d, #0000000000000000
+	WORD $0x6f00e414 // movi v20.2d, #0000000000000000
+	WORD $0x3cf06833 // ldr q19, [x1, x16]
+	WORD $0x3cf06855 // ldr q21, [x2, x16]
+	WORD $0x3cf66837 // ldr q23, [x1, x22]
+	WORD $0x3cf66858 // ldr q24, [x2, x22]
+	WORD $0x3cf7685a // ldr q26, [x2, x23]
+	WORD $0xd1000b5a // sub x26, x26, #0x2
+	WORD $0x4ed53a76 // zip1 v22.2d, v19.2d, v21.2d
+	WORD $0x4ed57a73 // zip2 v19.2d, v19.2d, v21.2d
+	WORD $0x3cf16835 // ldr q21, [x1, x17]
+	WORD $0x4ed83af9 // zip1 v25.2d, v23.2d, v24.2d
+	WORD $0x4ed87af7 // zip2 v23.2d, v23.2d, v24.2d
+	WORD $0xf1000f5f // cmp x26, #0x3
+	WORD $0x4e96a5f0 // smmla v16.4s, v15.16b, v22.16b
+	WORD $0x4e96a4f1 // smmla v17.4s, v7.16b, v22.16b
+	WORD $0x3cf16856 // ldr q22, [x2, x17]
+	WORD $0x4e99a5f2 // smmla v18.4s, v15.16b, v25.16b
+	WORD $0x4e99a4f4 // smmla v20.4s, v7.16b, v25.16b
+	WORD $0x3cf76839 // ldr q25, [x1, x23]
+	WORD $0x4ed63ab8 // zip1 v24.2d, v21.2d, v22.2d
+	WORD $0x4ed67ab5 // zip2 v21.2d, v21.2d, v22.2d
+	WORD $0x3cf36836 // ldr q22, [x1, x19]
+	WORD $0x4e93a5d0 // smmla v16.4s, v14.16b, v19.16b
+	WORD $0x4e93a4d1 // smmla v17.4s, v6.16b, v19.16b
+	WORD $0x4eda3b33 // zip1 v19.2d, v25.2d, v26.2d
+	WORD $0x4e97a5d2 // smmla v18.4s, v14.16b, v23.16b
+	WORD $0x4e97a4d4 // smmla v20.4s, v6.16b, v23.16b
+	WORD $0x3cf36857 // ldr q23, [x2, x19]
+	WORD $0x4e98a5b0 // smmla v16.4s, v13.16b, v24.16b
+	WORD $0x4e98a4b1 // smmla v17.4s, v5.16b, v24.16b
+	WORD $0x4eda7b38 // zip2 v24.2d, v25.2d, v26.2d
+	WORD $0x4e93a5b2 // smmla v18.4s, v13.16b, v19.16b
+	WORD $0x4e93a4b4 // smmla v20.4s, v5.16b, v19.16b
+	WORD $0x4ed73ad9 // zip1 v25.2d, v22.2d, v23.2d
+	WORD $0x3cf86833 // ldr q19, [x1, x24]
+	WORD $0x3cf8685a // ldr q26, [x2, x24]
+	WORD $0x4ed77ad6 // zip2 v22.2d, v22.2d, v23.2d
+	WORD $0x3cf56837 // ldr q23, [x1, x21]
+	WORD $0x4e95a590 // smmla v16.4s, v12.16b, v21.16b
+	WORD $0x4e95a491 // smmla v17.4s, v4.16b, v21.16b
+	WORD $0x4eda3a75 // zip1 v21.2d, v19.2d, v26.2d
+	WORD $0x4e98a592 // smmla v18.4s, v12.16b, v24.16b
+	WORD $0x4e98a494 // smmla v20.4s, v4.16b, v24.16b
+	WORD $0x3cf56858 // ldr q24, [x2, x21]
+	WORD $0x4eda7a73 // zip2 v19.2d, v19.2d, v26.2d
+	WORD $0x3cf9685a // ldr q26, [x2, x25]
+	WORD $0x4e99a570 // smmla v16.4s, v11.16b, v25.16b
+	WORD $0x4e99a471 // smmla v17.4s, v3.16b, v25.16b
+	WORD $0x4ed83af9 // zip1 v25.2d, v23.2d, v24.2d
+	WORD $0x4e95a572 // smmla v18.4s, v11.16b, v21.16b
+	WORD $0x4e95a474 // smmla v20.4s, v3.16b, v21.16b
+	WORD $0x3cf96835 // ldr q21, [x1, x25]
+	WORD $0xf8590001 // ldur x1, [x0, #-0x70]
+	WORD $0x4ed87af7 // zip2 v23.2d, v23.2d, v24.2d
+	WORD $0xf84e0402 // ldr x2, [x0], #0xe0
+	WORD $0x4e96a550 // smmla v16.4s, v10.16b, v22.16b
+	WORD $0x4e96a451 // smmla v17.4s, v2.16b, v22.16b
+	WORD $0x4eda3ab6 // zip1 v22.2d, v21.2d, v26.2d
+	WORD $0x4e93a552 // smmla v18.4s, v10.16b, v19.16b
+	WORD $0x4e93a454 // smmla v20.4s, v2.16b, v19.16b
+	WORD $0x8b0e0021 // add x1, x1, x14
+	WORD $0xbc6b7833 // ldr s19, [x1, x11, lsl #2]
+	WORD $0x8b0e0042 // add x2, x2, x14
+	WORD $0x4eda7ab5 // zip2 v21.2d, v21.2d, v26.2d
+	WORD $0xbc6b7858 // ldr s24, [x2, x11, lsl #2]
+	WORD $0x4e99a530 // smmla v16.4s, v9.16b, v25.16b
+	WORD $0x4e99a431 // smmla v17.4s, v1.16b, v25.16b
+	WORD $0x4e96a532 // smmla v18.4s, v9.16b, v22.16b
+	WORD $0x4e96a434 // smmla v20.4s, v1.16b, v22.16b
+	WORD $0x4eb31e76 // mov v22.16b, v19.16b
+	WORD $0x4e97a510 // smmla v16.4s, v8.16b, v23.16b
+	WORD $0x4e97a411 // smmla v17.4s, v0.16b, v23.16b
+	WORD $0x6e0c0716 // mov v22.s[1], v24.s[0]
+	WORD $0x4e95a512 // smmla v18.4s, v8.16b, v21.16b
+	WORD $0x4e95a414 // smmla v20.4s, v0.16b, v21.16b
+	WORD $0x4f245610 // shl v16.4s, v16.4s, #0x4
+	WORD $0x4f245631 // shl v17.4s, v17.4s, #0x4
+	WORD $0x6e140676 // mov v22.s[2], v19.s[0]
+	WORD $0x3dc00373 // ldr q19, [x27]
+	WORD $0x4eb28610 // add v16.4s, v16.4s, v18.4s
+	WORD $0x4eb48631 // add v17.4s, v17.4s, v20.4s
+	WORD $0x3cdc0372 // ldur q18, [x27, #-0x40]
+	WORD $0x6e1c0716 // mov v22.s[3], v24.s[0]
+	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4e21da31 // scvtf v17.4s, v17.4s
+	WORD $0x4e36ce12 // fmla v18.4s, v16.4s, v22.4s
+	WORD $0x4e36ce33 // fmla v19.4s, v17.4s, v22.4s
+	WORD $0x3c9c0372 // stur q18, [x27, #-0x40]
+	WORD $0x3c880773 // str q19, [x27], #0x80
+	WORD $0x54fff448 // b.hi #-376
+	WORD $0x17ffff64 // b #-624
+	WORD $0xf940468b // ldr x11, [x20, #0x88]
+	WORD $0xf100057f // cmp x11, #0x1
+	WORD $0x5400050d // b.le #160
+	WORD $0xa94b268a // ldp x10, x9, [x20, #0xb0]
+	WORD $0x9100096b // add x11, x11, #0x2
+	WORD $0xf9406e88 // ldr x8, [x20, #0xd8]
+	WORD $0xad400540 // ldp q0, q1, [x10]
+	WORD $0xaa0803ec // mov x12, x8
+	WORD $0xad410d42 // ldp q2, q3, [x10, #0x20]
+	WORD $0x9100310d // add x13, x8, #0xc
+	WORD $0xd100096b // sub x11, x11, #0x2
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0xf1000d7f // cmp x11, #0x3
+	WORD $0x4e23d441 // fadd v1.4s, v2.4s, v3.4s
+	WORD $0x0ddfc982 // ld1r { v2.2s }, [x12], #4
+	WORD $0x0d40c983 // ld1r { v3.2s }, [x12]
+	WORD $0x9100210c // add x12, x8, #0x8
+	WORD $0x6e180462 // mov v2.d[1], v3.d[0]
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x6e22dc00 // fmul v0.4s, v0.4s, v2.4s
+	WORD $0x6e004001 // ext v1.16b, v0.16b, v0.16b, #0x8
+	WORD $0x0e813802 // zip1 v2.2s, v0.2s, v1.2s
+	WORD $0x0e817800 // zip2 v0.2s, v0.2s, v1.2s
+	WORD $0xfd000122 // str d2, [x9]
+	WORD $0xfd000920 // str d0, [x9, #0x10]
+	WORD $0xad420540 // ldp q0, q1, [x10, #0x40]
+	WORD $0xad430d42 // ldp q2, q3, [x10, #0x60]
+	WORD $0x9102014a // add x10, x10, #0x80
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x4e23d441 // fadd v1.4s, v2.4s, v3.4s
+	WORD $0x0d40c9a2 // ld1r { v2.2s }, [x13]
+	WORD $0x0d40c983 // ld1r { v3.2s }, [x12]
+	WORD $0x6e180443 // mov v3.d[1], v2.d[0]
+	WORD $0x4e21d400 // fadd v0.4s, v0.4s, v1.4s
+	WORD $0x6e23dc00 // fmul v0.4s, v0.4s, v3.4s
+	WORD $0x6e004001 // ext v1.16b, v0.16b, v0.16b, #0x8
+	WORD $0x0e813802 // zip1 v2.2s, v0.2s, v1.2s
+	WORD $0x0e817800 // zip2 v0.2s, v0.2s, v1.2s
+	WORD $0xfd000522 // str d2, [x9, #0x8]
+	WORD $0xfd000d20 // str d0, [x9, #0x18]
+	WORD $0x91008129 // add x9, x9, #0x20
+	WORD $0x54fffba8 // b.hi #-140
 	WORD $0xd65f03c0 // ret

@@ -15,19 +15,25 @@ import (
 
 // Every Mac with an arm64 processor has the dot product.
 var isas = func() []isa {
-	if cpu.ARM64.HasASIMDDP || runtime.GOOS == "darwin" {
+	switch {
+	case !cpu.ARM64.HasASIMDDP && runtime.GOOS != "darwin":
+		return []isa{plain}
+	case cpu.ARM64.HasI8MM || systemHasI8MM():
+		return []isa{plain, neon, i8mm}
+	default:
 		return []isa{plain, neon}
 	}
-	return []isa{plain}
 }()
 
 var tileTable = map[tileKey]tileKernel{
-	{format.Int8Row, 0}:       {int8RowNEON, 4, 0},
-	{format.Int4Row, 0}:       {int4RowNEON, 4, 0},
-	{format.Int4Grouped, 32}:  {int4G32NEON, 4, 32},
-	{format.Int4Grouped, 64}:  {int4G64NEON, 4, 64},
-	{format.Int4Grouped, 128}: {int4G128NEON, 4, 128},
-	{format.Int4Grouped, 256}: {int4G256NEON, 4, 256},
+	{format.Int8Row, 0}:       {int8RowNEON, 4, 0, int8RowI8MM},
+	{format.Int4Row, 0}:       {int4RowNEON, 4, 0, int4RowI8MM},
+	{format.Int2Row, 0}:       {int2RowNEON, 4, 0, int2RowI8MM},
+	{format.Int3G64, 0}:       {int3G64NEON, 4, 64, nil},
+	{format.Int4Grouped, 32}:  {int4G32NEON, 4, 32, nil},
+	{format.Int4Grouped, 64}:  {int4G64NEON, 4, 64, int4G64I8MM},
+	{format.Int4Grouped, 128}: {int4G128NEON, 4, 128, int4G128I8MM},
+	{format.Int4Grouped, 256}: {int4G256NEON, 4, 256, int4G256I8MM},
 }
 
 func tiles() map[tileKey]tileKernel {
@@ -41,6 +47,7 @@ var floatTable = map[format.ID][]floatKernel{
 	format.F32:  {{f32NEON, 4, 1, 16}},
 	format.BF16: {{bf16NEON, 4, 1, 16}},
 	format.F16:  {{f16NEON, 4, 1, 16}},
+	format.FP8:  {{fp8NEON, 4, 1, 16}},
 }
 
 func floatKernels(id format.ID) []floatKernel {
@@ -68,13 +75,7 @@ func f32Tile(t *floatTile, _ int) { f32NEON((*byte)(unsafe.Pointer(t))) }
 // sumColumns is how many columns accumulateFour takes.
 const sumColumns = 64
 
-func accumulateFour(t *byte, columns int) {
-	f := (*fourSums)(unsafe.Pointer(t))
-	for q, acc := range f.acc {
-		v := vec{a: acc, b: f.rows, c: f.w[q], n: columns, m: f.n, stride: f.stride, picks: f.picks}
-		accumulateNEON(v.arg())
-	}
-}
+func accumulateFour(t *byte, _ int) { accumulateFourNEON(t) }
 
 // dotVectors is how many vectors f32Tile takes of n.
 func dotVectors(int) int { return 1 }
@@ -140,7 +141,10 @@ func greatestVec(p []float32, top *[16]float32) {
 	for i := range top {
 		top[i] = float32(math.Inf(-1))
 	}
-	for _, s := range p {
+	n := len(p) &^ 3
+	v := vec{a: point(first(p)), b: point(&top[0]), n: n}
+	greatestNEON(v.arg())
+	for _, s := range p[n:] {
 		if s > top[0] {
 			top[0] = s
 		}

@@ -64,8 +64,27 @@ type simdScratch struct {
 // tileKernel is an integer kernel of the active level.
 type tileKernel struct {
 	run    func(*byte)
-	rows   int // at a time, up to four
-	groups int // columns that share a scale in memory, 0 for none
+	rows   int         // at a time, up to four
+	groups int         // columns that share a scale in memory, 0 for none
+	pairs  func(*byte) // for an even number of vectors, where the level has it
+}
+
+// multiply runs the kernel for all vectors of a tile.
+func (k *tileKernel) multiply(t *tile, act []Activation, out []float32) {
+	p := (*byte)(unsafe.Pointer(t))
+	even := len(act) &^ 1
+	if active != i8mm || k.pairs == nil || even == 0 {
+		k.run(p)
+		return
+	}
+	t.n = even
+	k.pairs(p)
+	if even < len(act) {
+		t.n, t.act, t.out = 1, unsafe.Pointer(&act[even]), address(out[4*even:])
+		k.run(p)
+		t.act = unsafe.Pointer(&act[0])
+	}
+	t.n = len(act)
 }
 
 // tileFor is the kernel for a matrix; ok is false if only the Go code serves it.
@@ -174,7 +193,7 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 			t.rowScale, t.stepR = sc+uintptr(4*o), 4*k.rows
 		}
 		t.next, t.nextS = t.w[0]+next, t.s[0]+nextS
-		k.run((*byte)(unsafe.Pointer(t)))
+		k.multiply(t, act, s.out)
 		out := s.out
 		for at := o - first; at < o-first+tiles*k.rows; at += k.rows {
 			for _, ys := range y[:len(act)] {

@@ -53,16 +53,51 @@ INLINE float32x4_t scales_of(const float *s, int64_t quad, int mode) {
 	return vdupq_n_f32(s[quad]);
 }
 
-// quad4 is four blocks of one row of int4 codes with every vector.
-INLINE void quad4(const tile *t, const uint8_t *w, const float *s, int64_t at, int64_t quad, int mode, int r) {
-	uint8x16_t low = vdupq_n_u8(15);
+// number keeps a constant out of memory.
+INLINE uint64_t number(uint64_t n) {
+	__asm__("" : "+r"(n));
+	return n;
+}
+
+INLINE int block_bytes(int bits) { return bits == 4 ? 32 : bits == 3 ? 24 : 16; }
+
+// unpack makes two vectors of a block's even columns and two of its odd ones.
+INLINE void unpack(int8x16_t *c, const uint8_t *w, int bits) {
+	if (bits == 4) {
+		uint8x16_t low = vdupq_n_u8(15);
+#pragma clang loop unroll(full)
+		for (int i = 0; i < 2; i++) {
+			uint8x16_t v = vld1q_u8(w + 16 * i);
+			c[i] = vreinterpretq_s8_u8(vandq_u8(v, low));
+			c[2 + i] = vreinterpretq_s8_u8(vshrq_n_u8(v, 4));
+		}
+		return;
+	}
+	uint8x16_t low = vdupq_n_u8(3), v = vld1q_u8(w);
+	uint8x16_t e0 = vandq_u8(v, low), o0 = vandq_u8(vshrq_n_u8(v, 2), low), e1 = vandq_u8(vshrq_n_u8(v, 4), low), o1 = vshrq_n_u8(v, 6);
+	uint8x16_t u[4] = {vzip1q_u8(e0, e1), vzip2q_u8(e0, e1), vzip1q_u8(o0, o1), vzip2q_u8(o0, o1)};
+	if (bits == 3) { // the third bits: column k's is bit k of the eight bytes behind
+		uint8x16_t high = vcombine_u8(vld1_u8(w + 16), vdup_n_u8(0)), four = vdupq_n_u8(4);
+		uint8x16_t index = vcombine_u8(vcreate_u8(number(0x0101010100000000)), vcreate_u8(number(0x0303030302020202)));
+		uint8x16_t even = vreinterpretq_u8_u32(vdupq_n_u32(number(0x40100401))), odd = vreinterpretq_u8_u32(vdupq_n_u32(number(0x80200802)));
+		uint8x16_t first = vqtbl1q_u8(high, index), second = vqtbl1q_u8(high, vaddq_u8(index, four));
+		u[0] = vorrq_u8(u[0], vandq_u8(vtstq_u8(first, even), four));
+		u[1] = vorrq_u8(u[1], vandq_u8(vtstq_u8(second, even), four));
+		u[2] = vorrq_u8(u[2], vandq_u8(vtstq_u8(first, odd), four));
+		u[3] = vorrq_u8(u[3], vandq_u8(vtstq_u8(second, odd), four));
+	}
+#pragma clang loop unroll(full)
+	for (int i = 0; i < 4; i++) c[i] = vreinterpretq_s8_u8(u[i]);
+}
+
+// zeros is the zero point times the sums of blocks: 8·ΣQ is at hand.
+INLINE int32x4_t zeros(int32x4_t sums, int bits) { return bits == 4 ? sums : bits == 3 ? vshrq_n_s32(sums, 1) : vshrq_n_s32(sums, 2); }
+
+// quad4 is four blocks of one row of narrow codes with every vector.
+INLINE void quad4(const tile *t, const uint8_t *w, const float *s, int64_t at, int64_t quad, int mode, int r, int bits) {
 	int8x16_t c[16]; // of each block two vectors of even columns, two of odd
 #pragma clang loop unroll(full)
-	for (int i = 0; i < 8; i++) {
-		uint8x16_t v = vld1q_u8(w + 16 * i);
-		c[i / 2 * 4 + i % 2] = vreinterpretq_s8_u8(vandq_u8(v, low));
-		c[i / 2 * 4 + 2 + i % 2] = vreinterpretq_s8_u8(vshrq_n_u8(v, 4));
-	}
+	for (int b = 0; b < 4; b++) unpack(c + 4 * b, w + block_bytes(bits) * b, bits);
 	const activation *a = t->act;
 	float *acc = t->acc + 4 * r;
 #pragma clang loop unroll(disable)
@@ -97,7 +132,7 @@ INLINE void quad4(const tile *t, const uint8_t *w, const float *s, int64_t at, i
 			d[b] = vdotq_s32(e, c[4 * b + 3], vld1q_s8(p + 80));
 		}
 		int32x4_t sum = vpaddq_s32(vpaddq_s32(d[0], d[1]), vpaddq_s32(d[2], d[3]));
-		float32x4_t f = vcvtq_f32_s32(vsubq_s32(sum, vld1q_s32(a->sums + 4 * quad)));
+		float32x4_t f = vcvtq_f32_s32(vsubq_s32(sum, zeros(vld1q_s32(a->sums + 4 * quad), bits)));
 		float32x4_t k = vld1q_f32(a->scale + 4 * quad);
 		if (mode != ROW) k = vmulq_f32(k, scales_of(s, at, mode));
 		vst1q_f32(acc, vfmaq_f32(vld1q_f32(acc), k, f));
@@ -155,29 +190,31 @@ INLINE void finish(const tile *t) {
 	}
 }
 
-INLINE void int4(const tile *t, int mode) {
+INLINE void narrow(const tile *t, int mode, int bits) {
 	begin(t);
 	const char *next = t->next, *next_s = t->next_s;
 	int64_t q = 0;
 #pragma clang loop unroll(disable)
 	for (; q < t->quads; q++) {
-		ask(&next, 512);
+		ask(&next, 16 * block_bytes(bits));
 		if (mode != ROW) ask(&next_s, mode == G32 ? 128 : 64 / mode);
 #pragma clang loop unroll(disable)
-		for (int64_t r = 0; r < 4; r++) quad4(t, t->w[r] + 128 * q, t->s[r], q, q, mode, r);
+		for (int64_t r = 0; r < 4; r++) quad4(t, t->w[r] + 4 * block_bytes(bits) * q, t->s[r], q, q, mode, r, bits);
 	}
 	if (t->has_tail) {
 #pragma clang loop unroll(disable)
-		for (int64_t r = 0; r < 4; r++) quad4(t, t->tail[r], t->tail_s[r], 0, q, mode == ROW || mode == G32 ? mode : G64, r);
+		for (int64_t r = 0; r < 4; r++) quad4(t, t->tail[r], t->tail_s[r], 0, q, mode == ROW || mode == G32 ? mode : G64, r, bits);
 	}
 	finish(t);
 }
 
-KERNEL int4RowNEON(const tile *t) { int4(t, ROW); }
-KERNEL int4G32NEON(const tile *t) { int4(t, G32); }
-KERNEL int4G64NEON(const tile *t) { int4(t, G64); }
-KERNEL int4G128NEON(const tile *t) { int4(t, G128); }
-KERNEL int4G256NEON(const tile *t) { int4(t, G256); }
+KERNEL int4RowNEON(const tile *t) { narrow(t, ROW, 4); }
+KERNEL int4G32NEON(const tile *t) { narrow(t, G32, 4); }
+KERNEL int4G64NEON(const tile *t) { narrow(t, G64, 4); }
+KERNEL int4G128NEON(const tile *t) { narrow(t, G128, 4); }
+KERNEL int4G256NEON(const tile *t) { narrow(t, G256, 4); }
+KERNEL int3G64NEON(const tile *t) { narrow(t, G64, 3); }
+KERNEL int2RowNEON(const tile *t) { narrow(t, ROW, 2); }
 
 KERNEL int8RowNEON(const tile *t) {
 	begin(t);
@@ -229,6 +266,50 @@ INLINE void floats(const float_tile *t, int format) {
 	for (int r = 0; r < 4; r++) {
 		float32x4_t s = vaddq_f32(vaddq_f32(a[4 * r], a[4 * r + 2]), vaddq_f32(a[4 * r + 1], a[4 * r + 3]));
 		float32x2_t h = vadd_f32(vget_low_f32(s), vget_high_f32(s));
+		t->out[r] = vget_lane_f32(h, 0) + vget_lane_f32(h, 1);
+	}
+}
+
+// fp8x16 widens sixteen e4m3 codes by way of binary16, which has room for every
+// value/256, and multiplies them with their scale.
+INLINE void fp8x16(float32x4_t *x, const uint8_t *w, float32x4_t scale) {
+	uint8x16_t c = vld1q_u8(w);
+	uint16x8_t low = vdupq_n_u16(0x7f);
+	float32x4_t up = vdupq_n_f32(256);
+#pragma clang loop unroll(full)
+	for (int i = 0; i < 2; i++) {
+		uint16x8_t v = i ? vmovl_high_u8(c) : vmovl_u8(vget_low_u8(c));
+		uint16x8_t m = vandq_u16(v, low), nan = vceqq_u16(m, low);
+		m = vorrq_u16(vshlq_n_u16(m, 7), vshlq_n_u16(vbicq_u16(v, low), 8));
+		float16x8_t h = vreinterpretq_f16_u16(vorrq_u16(m, nan));
+		x[2 * i] = vmulq_f32(vmulq_f32(vcvt_f32_f16(vget_low_f16(h)), up), scale);
+		x[2 * i + 1] = vmulq_f32(vmulq_f32(vcvt_high_f32_f16(h), up), scale);
+	}
+}
+
+// fp8NEON is floats for e4m3 with a scale every 128 columns.
+KERNEL fp8NEON(const float_tile *t) {
+	const float *x = t->x[0];
+	const char *next = t->next;
+	int64_t cols = t->cols;
+#pragma clang loop unroll(disable)
+	for (int64_t r = 0; r < 4; r++) {
+		const uint8_t *w = t->w[r];
+		const float *s = t->s[r];
+		float32x4_t a[4];
+#pragma clang loop unroll(full)
+		for (int j = 0; j < 4; j++) a[j] = vdupq_n_f32(0);
+#pragma clang loop unroll(disable)
+		for (int64_t i = 0; i < cols; i += 16) {
+			float32x4_t v[4];
+			fp8x16(v, w + i, vld1q_dup_f32(s + i / 128));
+			__builtin_prefetch(next, 0, 2);
+			next += 16;
+#pragma clang loop unroll(full)
+			for (int j = 0; j < 4; j++) a[j] = vfmaq_f32(a[j], v[j], vld1q_f32(x + i + 4 * j));
+		}
+		float32x4_t sum = vaddq_f32(vaddq_f32(a[0], a[2]), vaddq_f32(a[1], a[3]));
+		float32x2_t h = vadd_f32(vget_low_f32(sum), vget_high_f32(sum));
 		t->out[r] = vget_lane_f32(h, 0) + vget_lane_f32(h, 1);
 	}
 }
@@ -343,6 +424,69 @@ KERNEL accumulateNEON(const vec *v) {
 }
 
 // quantizeNEON rounds n blocks of a: the codes go to c as int16, the scales to b.
+// four_sums is the struct fourSums in Go.
+typedef struct {
+	float *acc[4];
+	const float *w[4];
+	const float *rows;
+	int64_t stride, n;
+	const int32_t *picks;
+} four_sums;
+
+// accumulateFourNEON adds rows to 64 columns of four sums, sixteen at a time.
+KERNEL accumulateFourNEON(const four_sums *t) {
+	float *a0 = t->acc[0], *a1 = t->acc[1], *a2 = t->acc[2], *a3 = t->acc[3];
+	const float *w0 = t->w[0], *w1 = t->w[1], *w2 = t->w[2], *w3 = t->w[3];
+	int64_t n = t->n, stride = t->stride;
+	const int32_t *picks = t->picks;
+#pragma clang loop unroll(disable)
+	for (int64_t at = 0; at < 64; at += 16) {
+		const char *rows = (const char *)(t->rows + at), *row = rows;
+		float32x4_t s[16];
+#pragma clang loop unroll(full)
+		for (int c = 0; c < 4; c++) {
+			s[c] = vld1q_f32(a0 + at + 4 * c);
+			s[4 + c] = vld1q_f32(a1 + at + 4 * c);
+			s[8 + c] = vld1q_f32(a2 + at + 4 * c);
+			s[12 + c] = vld1q_f32(a3 + at + 4 * c);
+		}
+#pragma clang loop unroll(disable)
+		for (int64_t i = 0; i < n; i++) {
+			if (picks) row = rows + picks[i] * stride;
+			float x0 = w0[i], x1 = w1[i], x2 = w2[i], x3 = w3[i];
+#pragma clang loop unroll(full)
+			for (int c = 0; c < 4; c++) {
+				float32x4_t v = vld1q_f32((const float *)row + 4 * c);
+				s[c] = vfmaq_n_f32(s[c], v, x0);
+				s[4 + c] = vfmaq_n_f32(s[4 + c], v, x1);
+				s[8 + c] = vfmaq_n_f32(s[8 + c], v, x2);
+				s[12 + c] = vfmaq_n_f32(s[12 + c], v, x3);
+			}
+			row += stride;
+		}
+#pragma clang loop unroll(full)
+		for (int c = 0; c < 4; c++) {
+			vst1q_f32(a0 + at + 4 * c, s[c]);
+			vst1q_f32(a1 + at + 4 * c, s[4 + c]);
+			vst1q_f32(a2 + at + 4 * c, s[8 + c]);
+			vst1q_f32(a3 + at + 4 * c, s[12 + c]);
+		}
+	}
+}
+
+// greatestNEON sets b[0..3] to the greatest of a[n], n a multiple of four, and
+// of what is there; NaN is never greater.
+KERNEL greatestNEON(const vec *v) {
+	const float *a = v->a;
+	float32x4_t top = vld1q_f32(v->b);
+#pragma clang loop unroll(disable)
+	for (int64_t n = v->n; n > 0; n -= 4, a += 4) {
+		float32x4_t x = vld1q_f32(a);
+		top = vbslq_f32(vcgtq_f32(x, top), x, top);
+	}
+	vst1q_f32(v->b, top);
+}
+
 KERNEL quantizeNEON(const vec *v) {
 	const float *x = v->a;
 	float *scale = v->b;
@@ -460,4 +604,175 @@ KERNEL indexSumNEON(const vec *v) {
 		sum = vfmaq_f32(sum, vdupq_n_f32(*w), s);
 	}
 	vst1q_f32(v->c, sum);
+}
+
+// I8MM: a product of two rows of eight bytes with two others at once, for four
+// rows of a matrix and two vectors.
+#define I8MM __attribute__((target("i8mm")))
+
+// pairs makes eight vectors of two rows' eight bytes each out of two rows' 64.
+I8MM INLINE void pairs(int8x16_t *m, const int8x16_t *a, const int8x16_t *b) {
+#pragma clang loop unroll(full)
+	for (int i = 0; i < 4; i++) {
+		int64x2_t x = vreinterpretq_s64_s8(a[i]), y = vreinterpretq_s64_s8(b[i]);
+		m[2 * i] = vreinterpretq_s8_s64(vtrn1q_s64(x, y));
+		m[2 * i + 1] = vreinterpretq_s8_s64(vtrn2q_s64(x, y));
+	}
+}
+
+I8MM INLINE int32x4_t products(const int8x16_t *m, const int8x16_t *v) {
+	int32x4_t d = vdupq_n_s32(0);
+#pragma clang loop unroll(full)
+	for (int i = 0; i < 8; i++) d = vmmlaq_s32(d, m[i], v[i]);
+	return d;
+}
+
+// of two vectors or rows, as a product of pairs has them.
+INLINE float32x4_t columns_of(const float *a, const float *b) {
+	float32x2_t x = vld1_lane_f32(b, vld1_dup_f32(a), 1);
+	return vcombine_f32(x, x);
+}
+
+INLINE float32x4_t rows_of(const float *a, const float *b) { return vcombine_f32(vld1_dup_f32(a), vld1_dup_f32(b)); }
+
+// add_block adds the products of four rows and a pair of vectors to the stripe
+// of a block; acc is [row pair][stripe][2·2].
+INLINE void add_block(float *acc, int b, const int32x4_t *d, float32x4_t x, const float32x4_t *s, int mode) {
+#pragma clang loop unroll(full)
+	for (int p = 0; p < 2; p++) {
+		float32x4_t c = mode == ROW ? x : vmulq_f32(x, s[p]);
+		float *to = acc + 16 * p + 4 * b;
+		vst1q_f32(to, vfmaq_f32(vld1q_f32(to), c, vcvtq_f32_s32(d[p])));
+	}
+}
+
+I8MM INLINE void block4(const tile *t, const uint8_t *const *w, const float32x4_t *s, int64_t quad, int b, int mode, int bits) {
+	int8x16_t m[2][8];
+#pragma clang loop unroll(full)
+	for (int p = 0; p < 2; p++) {
+		int8x16_t c[2][4];
+		unpack(c[0], w[2 * p], bits);
+		unpack(c[1], w[2 * p + 1], bits);
+		pairs(m[p], c[0], c[1]);
+	}
+	const activation *a = t->act;
+	float *acc = t->acc;
+#pragma clang loop unroll(disable)
+	for (int64_t i = t->n; i > 1; i -= 2, a += 2, acc += 32) {
+		int8x16_t u[4], v[4], q[8];
+#pragma clang loop unroll(full)
+		for (int k = 0; k < 4; k++) {
+			int64_t at = 256 * quad + 128 * (b / 2) + 32 * (b % 2) + 64 * (k / 2) + 16 * (k % 2);
+			u[k] = vld1q_s8(a[0].codes + at);
+			v[k] = vld1q_s8(a[1].codes + at);
+		}
+		pairs(q, u, v);
+		int32x2_t sum = vld1_lane_s32(a[1].sums + 4 * quad + b, vld1_dup_s32(a[0].sums + 4 * quad + b), 1);
+		int32x4_t zero = zeros(vcombine_s32(sum, sum), bits);
+		int32x4_t d[2] = {vsubq_s32(products(m[0], q), zero), vsubq_s32(products(m[1], q), zero)};
+		add_block(acc, b, d, columns_of(a[0].scale + 4 * quad + b, a[1].scale + 4 * quad + b), s, mode);
+	}
+}
+
+I8MM INLINE void block8(const tile *t, const uint8_t *const *w, int64_t quad, int64_t quads, int b) {
+	int8x16_t c[4][4], m[2][8];
+#pragma clang loop unroll(full)
+	for (int r = 0; r < 4; r++)
+#pragma clang loop unroll(full)
+		for (int k = 0; k < 4; k++) c[r][k] = vld1q_s8((const int8_t *)w[r] + 16 * k);
+	pairs(m[0], c[0], c[1]);
+	pairs(m[1], c[2], c[3]);
+	const activation *a = t->act;
+	float *acc = t->acc;
+#pragma clang loop unroll(disable)
+	for (int64_t i = t->n; i > 1; i -= 2, a += 2, acc += 32) {
+		int32x4_t d[2];
+#pragma clang loop unroll(full)
+		for (int part = 0; part < 2; part++) { // high, then low
+			int8x16_t u[4], v[4], q[8];
+#pragma clang loop unroll(full)
+			for (int k = 0; k < 4; k++) {
+				int64_t at = 256 * (quad + quads * part) + 64 * b + 16 * k;
+				u[k] = vld1q_s8(a[0].codes + at);
+				v[k] = vld1q_s8(a[1].codes + at);
+			}
+			pairs(q, u, v);
+#pragma clang loop unroll(full)
+			for (int p = 0; p < 2; p++) {
+				int32x4_t x = products(m[p], q);
+				d[p] = part ? vaddq_s32(vshlq_n_s32(d[p], 4), x) : x;
+			}
+		}
+		add_block(acc, b, d, columns_of(a[0].scale + 4 * quad + b, a[1].scale + 4 * quad + b), 0, ROW);
+	}
+}
+
+// finish_pairs writes the results of all vectors but an odd last one.
+INLINE void finish_pairs(const tile *t) {
+	const float *acc = t->acc, *rows = t->row_scale;
+	float *out = t->out;
+#pragma clang loop unroll(disable)
+	for (int64_t i = t->n; i > 1; i -= 2, acc += 32, out += 8) {
+#pragma clang loop unroll(full)
+		for (int p = 0; p < 2; p++) {
+			const float *a = acc + 16 * p;
+			float32x4_t y = vaddq_f32(vaddq_f32(vld1q_f32(a), vld1q_f32(a + 4)), vaddq_f32(vld1q_f32(a + 8), vld1q_f32(a + 12)));
+			y = vmulq_f32(y, rows_of(rows + 2 * p, rows + 2 * p + 1));
+			vst1q_lane_f32(out + 2 * p, y, 0);
+			vst1q_lane_f32(out + 4 + 2 * p, y, 1);
+			vst1q_lane_f32(out + 2 * p + 1, y, 2);
+			vst1q_lane_f32(out + 5 + 2 * p, y, 3);
+		}
+	}
+}
+
+// narrow_pairs takes an even number of vectors.
+I8MM INLINE void narrow_pairs(const tile *t, int mode, int bits) {
+	begin(t);
+	const char *next = t->next;
+	int64_t all = t->quads + t->has_tail;
+#pragma clang loop unroll(disable)
+	for (int64_t q = 0; q < all; q++) {
+		int tail = q == t->quads;
+		ask(&next, 16 * block_bytes(bits));
+#pragma clang loop unroll(disable)
+		for (int b = 0; b < 4; b++) {
+			const uint8_t *w[4];
+			float32x4_t s[2];
+#pragma clang loop unroll(full)
+			for (int r = 0; r < 4; r++) w[r] = tail ? t->tail[r] + block_bytes(bits) * b : t->w[r] + block_bytes(bits) * (4 * q + b);
+			if (mode != ROW) {
+				int64_t at = tail ? b : (4 * q + b) / mode;
+				const float *const *rows = tail ? t->tail_s : t->s;
+				s[0] = rows_of(rows[0] + at, rows[1] + at);
+				s[1] = rows_of(rows[2] + at, rows[3] + at);
+			}
+			block4(t, w, s, q, b, mode, bits);
+		}
+	}
+	finish_pairs(t);
+}
+
+I8MM KERNEL int4RowI8MM(const tile *t) { narrow_pairs(t, ROW, 4); }
+I8MM KERNEL int4G64I8MM(const tile *t) { narrow_pairs(t, G64, 4); }
+I8MM KERNEL int4G128I8MM(const tile *t) { narrow_pairs(t, G128, 4); }
+I8MM KERNEL int4G256I8MM(const tile *t) { narrow_pairs(t, G256, 4); }
+I8MM KERNEL int2RowI8MM(const tile *t) { narrow_pairs(t, ROW, 2); }
+
+I8MM KERNEL int8RowI8MM(const tile *t) {
+	begin(t);
+	const char *next = t->next;
+	int64_t all = t->quads + t->has_tail;
+#pragma clang loop unroll(disable)
+	for (int64_t q = 0; q < all; q++) {
+		ask(&next, 1024);
+#pragma clang loop unroll(disable)
+		for (int b = 0; b < 4; b++) {
+			const uint8_t *w[4];
+#pragma clang loop unroll(full)
+			for (int r = 0; r < 4; r++) w[r] = q == t->quads ? t->tail[r] + 64 * b : t->w[r] + 256 * q + 64 * b;
+			block8(t, w, q, all, b);
+		}
+	}
+	finish_pairs(t);
 }
