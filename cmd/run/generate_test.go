@@ -30,6 +30,10 @@ func TestGreedyTexts(t *testing.T) {
 			t.Errorf("%q: stdout %q, want %q; stderr %q", prompt, stdout, want.Text, stderr)
 		}
 	}
+	eight, _ := must(t, dir, "-p", once, "-n", "8", "-q")
+	if !strings.HasPrefix(ref.Greedy[once].Text+"\n", strings.TrimSuffix(eight, "\n")) || len(eight) < 20 {
+		t.Errorf("%q", eight)
+	}
 	file := filepath.Join(t.TempDir(), "prompt.txt")
 	if err := os.WriteFile(file, []byte(once+"\r\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -43,10 +47,10 @@ func TestGreedyTexts(t *testing.T) {
 		{once + "\n", nil},
 		{once + "\n", []string{"-p", "-"}},
 		{"not this", []string{"--prompt", once}},
-		{"", []string{"-p", once, "--predict", "64"}},
+		{"", []string{"-p", once, "--predict", "8"}},
 	} {
-		code, stdout, stderr := runContext(t, t.Context(), strings.NewReader(tt.stdin), append([]string{dir, "-n", "64", "-q"}, tt.args...)...)
-		if code != 0 || stdout != ref.Greedy[once].Text+"\n" {
+		code, stdout, stderr := runContext(t, t.Context(), strings.NewReader(tt.stdin), append([]string{dir, "-n", "8", "-q"}, tt.args...)...)
+		if code != 0 || stdout != eight {
 			t.Errorf("%q with %q: exit %d, stdout %q, stderr %q", tt.args, tt.stdin, code, stdout, stderr)
 		}
 	}
@@ -222,18 +226,22 @@ func TestEnds(t *testing.T) {
 // TestFingerprints: the logits' bits do not depend on threads and chunks.
 func TestFingerprints(t *testing.T) {
 	prompt := strings.Repeat("The king went down to the sea and looked for his ship. ", 24) // more than a chunk
-	for name, dir := range map[string]string{"bf16": fixtures.TinyGLMDir(t), "g64": container(t)} {
-		t.Run(name, func(t *testing.T) {
+	for _, tt := range []struct {
+		name, dir string
+		ways      [][2]string // threads and chunk
+	}{
+		{"bf16", fixtures.TinyGLMDir(t), [][2]string{{"1", "1000"}, {"1", "1"}, {"2", "100"}, {"7", "0"}, {"7", "1"}}},
+		{"g64", container(t), [][2]string{{"1", "1"}, {"2", "0"}, {"7", "100"}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
 			var want string
-			for _, threads := range []string{"1", "2", "7"} {
-				for _, chunk := range []string{"0", "1", "100", "1000"} {
-					stdout, _ := must(t, dir, "-p", prompt, "-n", "4", "--fingerprint", "-q", "-t", threads, "--chunk", chunk, "--backend", "cpu")
-					if want == "" {
-						want = stdout
-					}
-					if stdout != want {
-						t.Errorf("-t %s --chunk %s:\n%s\nwant\n%s", threads, chunk, stdout, want)
-					}
+			for _, way := range tt.ways {
+				stdout, _ := must(t, tt.dir, "-p", prompt, "-n", "4", "--fingerprint", "-q", "-t", way[0], "--chunk", way[1], "--backend", "cpu")
+				if want == "" {
+					want = stdout
+				}
+				if stdout != want {
+					t.Errorf("-t %s --chunk %s:\n%s\nwant\n%s", way[0], way[1], stdout, want)
 				}
 			}
 			line := regexp.MustCompile(`^[0-9a-f]{16} +[0-9]+ ".*"\n$`)

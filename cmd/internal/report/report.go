@@ -337,10 +337,6 @@ func (r *Report) problem(err error) {
 	r.Problems = append(r.Problems, p)
 }
 
-func (r *Report) fail(kind error, tensor, what, found, wanted string) {
-	r.problem(&format.Error{Kind: kind, Path: r.snap.Dir, Tensor: tensor, What: what, Found: found, Wanted: wanted})
-}
-
 func (r *Report) conclude() {
 	if len(r.Problems) > 0 {
 		r.Verdict = NotLoadable
