@@ -97,6 +97,7 @@ func openPart(path string) (*part, Problems) {
 		if p.index, err = readIndex(path); err != nil {
 			problems = append(problems, err)
 		}
+		p.dropStaleIndex(files)
 		problems = append(problems, p.census(files)...)
 	} else {
 		p.dir = filepath.Dir(path)

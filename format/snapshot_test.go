@@ -385,6 +385,21 @@ func TestD11IndexNamesAbsentShards(t *testing.T) {
 	wantError(t, err, ErrIncomplete, "model-00002-of-00003.safetensors: shard is missing, the index maps 1 tensors", "model-00003-of-00003.safetensors: shard is missing, the index maps 2 tensors", "incomplete download?")
 }
 
+// TestIndexBesideAWholeFile: a checkpoint that was saved anew as one file keeps
+// the index of its former shards.
+func TestIndexBesideAWholeFile(t *testing.T) {
+	dir := t.TempDir()
+	writeShard(t, dir+"/model.safetensors", nil, vec("a", 1))
+	writeIndex(t, dir, map[string]string{"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"})
+	s := openSnapshot(t, dir)
+	if s.Tensor("a") == nil || s.Index != nil || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "none of its shards is there") {
+		t.Errorf("index %v, warnings %q", s.Index, s.Warnings)
+	}
+	writeShard(t, dir+"/model-00001-of-00002.safetensors", nil, vec("a", 1))
+	_, err := Open(dir)
+	wantError(t, err, ErrIncomplete, "model-00002-of-00002.safetensors: shard is missing")
+}
+
 func TestIndexThatIsStale(t *testing.T) {
 	dir := t.TempDir()
 	writeShard(t, dir+"/a.safetensors", nil, vec("x", 1), vec("y", 1))

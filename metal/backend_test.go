@@ -9,6 +9,7 @@ import (
 	"hawkmoth/format"
 	"hawkmoth/quantize"
 	"hawkmoth/runtime"
+	"hawkmoth/runtime/kernel"
 )
 
 // gpus runs a test on every device of this machine; open opens it anew. What is
@@ -279,7 +280,7 @@ func testRowOperations(t *testing.T, open func() Device) {
 		{Heads: 2, XWidth: 32, YWidth: 32, N: 32, Rest: true, Interleave: true},
 	} {
 		x, y := w.alloc(9, r.Heads*r.XWidth+1, runtime.Float), w.alloc(400, r.Heads*r.YWidth+2, runtime.Float)
-		r.X, r.Y, r.Theta = x.Cols(1, r.Heads*r.XWidth), y.Cols(2, r.Heads*r.YWidth).At(runtime.BasePos), 1e4
+		r.X, r.Y, r.Angles = x.Cols(1, r.Heads*r.XWidth), y.Cols(2, r.Heads*r.YWidth).At(runtime.BasePos), kernel.Angles{Theta: 1e4}
 		for _, pos := range []int{0, 300} {
 			w.run(fmt.Sprintf("%+v", r), []runtime.Op{r}, []runtime.Op{r}, runtime.Batch{S: 9, Pos: pos})
 		}

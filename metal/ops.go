@@ -242,8 +242,8 @@ func (b *Backend) addRows(op runtime.Add, p pass) {
 }
 
 type ropeKey struct {
-	n     int
-	theta float64
+	n      int
+	angles kernel.Angles
 }
 
 // ropeTable is the cosines and sines of some positions on the device.
@@ -260,10 +260,10 @@ func (b *Backend) prepareRopes(p *program, n int) error {
 		if !ok || op.N == 0 {
 			continue
 		}
-		key := ropeKey{op.N, op.Theta}
+		key := ropeKey{op.N, op.Angles}
 		t := b.ropes[key]
 		if t == nil {
-			t = &ropeTable{r: kernel.NewRoPE(op.N, op.Theta)}
+			t = &ropeTable{r: kernel.NewRoPE(op.N, op.Angles)}
 			b.ropes[key] = t
 		}
 		if n <= t.n {
@@ -312,7 +312,7 @@ func (b *Backend) rope(op runtime.Rope, p pass) {
 	if items == 0 {
 		return
 	}
-	t := b.ropes[ropeKey{op.N, op.Theta}]
+	t := b.ropes[ropeKey{op.N, op.Angles}]
 	if !b.use(special{kernel: "rope"}) {
 		return
 	}

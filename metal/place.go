@@ -13,8 +13,8 @@ import (
 
 // Placement says where the operations that read a tensor run.
 type Placement struct {
-	Tensor string
-	Layer  int // -1 outside the layers
+	Tensor string // empty: an operation for which there is no kernel
+	Layer  int    // -1 outside the layers
 	Spec   format.Spec
 	Op     runtime.Kind
 	Why    *Reason // they run on the CPU; nil: on the device
@@ -22,8 +22,9 @@ type Placement struct {
 }
 
 // Place decides for every tensor of a model, from formats and shapes alone, as
-// the backend does when it runs. The experts of a layer go together.
-func Place(found []quantize.Found, l Limits, disable ...string) []Placement {
+// the backend does when it runs. The experts of a layer go together. Of the
+// operations that the model needs it adds those without a kernel.
+func Place(needs []runtime.Need, found []quantize.Found, l Limits, disable ...string) []Placement {
 	off := map[string]bool{}
 	for _, s := range disable {
 		off[s] = true
@@ -49,6 +50,13 @@ func Place(found []quantize.Found, l Limits, disable ...string) []Placement {
 			p.Why = experts[p.Layer]
 		}
 	}
+	for _, n := range needs {
+		if err := Lacks(n.Op); err != nil && l.SIMD {
+			p := Placement{Layer: n.Layer, Op: n.Op, Own: true}
+			errors.As(err, &p.Why)
+			list = append(list, p)
+		}
+	}
 	return list
 }
 
@@ -69,7 +77,7 @@ func tensorKind(name string) string {
 // pattern finds the names of a kind, as convert overlay --tensors takes it.
 func pattern(kind string) string {
 	if matrix, ok := strings.CutPrefix(kind, "experts."); ok {
-		return `mlp\.experts\.\d+\.` + matrix
+		return `\.experts\.\d+\.` + matrix
 	}
 	return regexp.QuoteMeta(kind)
 }
@@ -94,6 +102,9 @@ func Notices(list []Placement, l Limits, dir string) []Notice {
 	for i := range list {
 		p := &list[i]
 		kind := tensorKind(p.Tensor)
+		if p.Tensor == "" {
+			kind = p.Op.String()
+		}
 		if all[kind] == nil {
 			all[kind] = map[int]bool{}
 		}
@@ -123,6 +134,10 @@ func Notices(list []Placement, l Limits, dir string) []Notice {
 			n.Text = fmt.Sprintf("%s: the CPU runs %s of %d layers", k.why, workOf[p.Op].work, layers[k])
 		case k.kind == "":
 			n.Text = k.why + ": everything runs on the CPU"
+		case p.Tensor == "" && p.Layer < 0:
+			n.Text = fmt.Sprintf("%s; the CPU runs %s", k.why, workOf[p.Op].work)
+		case p.Tensor == "":
+			n.Text = fmt.Sprintf("%s, which %d layers need; they run %s on the CPU", k.why, layers[k], workOf[p.Op].work)
 		case p.Layer < 0:
 			n.Text = fmt.Sprintf("%s: %s: %s; the CPU runs %s", k.kind, k.format, k.why, workOf[p.Op].work)
 		default:
@@ -148,7 +163,7 @@ func cure(p *Placement, kind string, l Limits, dir string) string {
 	case ForDevice:
 		return "choose another device, see --list-devices, or --backend cpu"
 	}
-	if p.Spec.Rows == 1 {
+	if p.Spec.Rows == 1 || p.Tensor == "" {
 		return "" // vectors stay as they are
 	}
 	for _, s := range remedies {

@@ -75,7 +75,7 @@ func TestPredictedIsCountedForEveryTensor(t *testing.T) {
 			m := load(t, dir, b)
 			want := logits(t, load(t, dir, runtime.NewCPU(1)), ids, 16, 16, true)
 			compare(t, c.name, logits(t, m, ids, 16, 16, true), want)
-			placed, ran := Place(modelWants(m), l, c.disable...), b.WeightsRan()
+			placed, ran := Place(m.Config.Needs(), modelWants(m), l, c.disable...), b.WeightsRan()
 			if len(placed) != len(ran) {
 				t.Fatalf("%d tensors placed, %d loaded", len(placed), len(ran))
 			}
@@ -115,7 +115,7 @@ func TestRemedyCures(t *testing.T) {
 	notices := func() []Notice {
 		d := emulator(t, EmulatorOptions{})
 		l := d.Limits()
-		return Notices(Place(modelWants(load(t, dir, newBackend(t, d))), l), l, dir)
+		return Notices(Place(nil, modelWants(load(t, dir, newBackend(t, d))), l), l, dir)
 	}
 	before := notices()
 	if len(before) != 2 || !strings.HasPrefix(before[0].Text, "kv_b_proj: int2-row on 4/4 layers: no attention kernel for this format") {

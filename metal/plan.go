@@ -120,6 +120,9 @@ func (b *Backend) weightReason(op runtime.Kind, w runtime.Weight) error {
 // reason says why an operation cannot run on the device.
 func (b *Backend) reason(op runtime.Op) error {
 	k := op.Kind()
+	if err := Lacks(k); err != nil {
+		return err
+	}
 	switch op := op.(type) {
 	case runtime.Embed:
 		return b.weightReason(k, op.W)
@@ -149,7 +152,7 @@ func (b *Backend) reason(op runtime.Op) error {
 	case runtime.Rope, runtime.SiLUMul, runtime.Add, runtime.Index:
 		return b.Why(k, format.Spec{})
 	}
-	return refuse(ForFormat, "no kernel for the operation "+k.String(), "", "")
+	return errNoKernel(k)
 }
 
 // pass encodes the steps of some rows and commits them.
@@ -253,6 +256,24 @@ func touched(op runtime.Op, f func(v runtime.Vec, shift, write bool)) {
 		view(false, op.Q, op.HeadWeight)
 		f(op.Keys, false, false)
 		f(op.Select, true, true)
+	case runtime.Attention:
+		view(false, op.Q)
+		view(true, op.Y)
+		f(op.K, false, false)
+		f(op.V, false, false)
+	case runtime.AddBias:
+		view(true, op.Y)
+	case runtime.Gate:
+		view(false, op.X)
+		view(true, op.Y)
+	case runtime.Split:
+		view(false, op.X)
+		view(true, op.Y, op.Z)
+	case runtime.DeltaNet:
+		view(false, op.QKVZ, op.BA)
+		view(true, op.Y, op.Z)
+		f(op.Conv, false, true)
+		f(op.State, false, true)
 	case runtime.Route:
 		view(false, op.X)
 		view(true, op.Weights)
@@ -314,7 +335,12 @@ func (b *Backend) onCPU(s *step, p pass) error {
 
 // hostOp is an operation with the CPU backend's weights.
 func hostOp(op runtime.Op) runtime.Op {
-	on := func(w runtime.Weight) runtime.Weight { return w.(*weight).cpu }
+	on := func(w runtime.Weight) runtime.Weight {
+		if w == nil {
+			return nil
+		}
+		return w.(*weight).cpu
+	}
 	switch op := op.(type) {
 	case runtime.Embed:
 		op.W = on(op.W)
@@ -338,10 +364,22 @@ func hostOp(op runtime.Op) runtime.Op {
 	case runtime.Route:
 		op.Bias = on(op.Bias)
 		return op
+	case runtime.Attention:
+		op.Sinks = on(op.Sinks)
+		return op
+	case runtime.AddBias:
+		op.W = on(op.W)
+		return op
+	case runtime.DeltaNet:
+		op.ConvW, op.ALog, op.DtBias = on(op.ConvW), on(op.ALog), on(op.DtBias)
+		return op
 	case runtime.Experts:
 		es := make([]runtime.ExpertWeights, len(op.Expert))
 		for i, e := range op.Expert {
 			es[i] = runtime.ExpertWeights{Gate: on(e.Gate), Up: on(e.Up), Down: on(e.Down)}
+			if e.Bias != nil {
+				es[i].Bias = &runtime.ExpertBias{Gate: on(e.Bias.Gate), Up: on(e.Bias.Up), Down: on(e.Bias.Down)}
+			}
 		}
 		op.Expert = es
 		return op

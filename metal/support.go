@@ -63,6 +63,7 @@ const (
 	ForFormat    Cause = "format"
 	ForGroupSize Cause = "group size"
 	ForShape     Cause = "shape"
+	ForOperation Cause = "operation"
 	ForMemory    Cause = "memory"
 	ForDevice    Cause = "device"
 	ForSwitch    Cause = "switch" // the user's: see Switches
@@ -111,6 +112,28 @@ var workOf = map[runtime.Kind]struct{ kernel, work string }{
 	runtime.KindRope:      {"rotation", "rotations"},
 	runtime.KindSiLUMul:   {"gating", "gating"},
 	runtime.KindAdd:       {"sum", "sums"},
+
+	runtime.KindAttention:      {"attention", "attention"},
+	runtime.KindAddBias:        {"bias", "biases"},
+	runtime.KindGate:           {"gate", "gates"},
+	runtime.KindDeltaNet:       {"delta rule", "the delta rule"},
+	runtime.KindSplit:          {"copy", "copies"},
+	runtime.KindHeadNorm:       {"norm", "norms"},
+	runtime.KindSoftmaxRoute:   {"routing", "routing"},
+	runtime.KindClampedExperts: {"expert", "the routed experts"},
+}
+
+// Lacks says that there is no kernel for an operation, whatever its weights;
+// nil if there is one.
+func Lacks(op runtime.Kind) error {
+	if slices.ContainsFunc(supported, func(r support) bool { return r.op == op }) {
+		return nil
+	}
+	return errNoKernel(op)
+}
+
+func errNoKernel(op runtime.Kind) error {
+	return refuse(ForOperation, "no kernel for the operation "+op.String(), "", "")
 }
 
 // lookup is the predicate: the row that serves an operation on a device, or the
@@ -118,6 +141,9 @@ var workOf = map[runtime.Kind]struct{ kernel, work string }{
 func lookup(op runtime.Kind, s format.Spec, l Limits) (*support, error) {
 	if !l.SIMD {
 		return nil, refuse(ForDevice, "the device has no operations over simdgroups of 32 threads", "", "")
+	}
+	if err := Lacks(op); err != nil {
+		return nil, err
 	}
 	i := slices.IndexFunc(supported, func(r support) bool { return r.op == op && r.format == s.Format })
 	if i < 0 {

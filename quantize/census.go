@@ -16,6 +16,7 @@ type Found struct {
 	Tensor *format.Tensor // codes, or the plain tensor
 	Scales *format.Tensor // the .qs or the _scale_inv; nil for plain floats
 	Offset int64          // of the matrix in Tensor, for a slice of fused experts
+	apart  strides
 }
 
 // Census is a model's tensors held against a snapshot, from headers alone.
@@ -153,7 +154,7 @@ func find(snap *format.Snapshot, w Want) (Found, error) {
 	if err != nil {
 		return f, err
 	}
-	f.Tensor, f.Scales, f.Offset = s.Tensor, s.Scales, s.Offset
+	f.Tensor, f.Scales, f.Offset, f.apart = s.Tensor, s.Scales, s.Offset, s.apart
 	f.Spec = s.Stored
 	return f, nil
 }
@@ -161,7 +162,7 @@ func find(snap *format.Snapshot, w Want) (Found, error) {
 // Source is the tensor as something to convert from.
 func (f *Found) Source() *Source {
 	return &Source{Name: f.Name, Rows: f.Spec.Rows, Cols: f.Spec.Cols, DType: f.Tensor.DType, Stored: f.Spec,
-		Tensor: f.Tensor, Offset: f.Offset, Scales: f.Scales}
+		Tensor: f.Tensor, Offset: f.Offset, apart: f.apart, Scales: f.Scales}
 }
 
 // sourceFormats is the weight format that a checkpoint's element type is.
@@ -233,12 +234,17 @@ func join(numbers []int, sep string) string {
 }
 
 // Bind makes the matrix: views into the mapped shard, no copy but for BF16
-// block scales.
+// block scales and for matrices whose elements are apart in fused experts.
 func (f *Found) Bind() (Matrix, error) {
 	m := Matrix{Spec: f.Spec}
 	w, err := f.Tensor.Shard.Bytes(f.Tensor)
 	if err != nil {
 		return m, err
+	}
+	if f.apart.size > 0 {
+		m.W = make([]byte, f.Spec.Bytes())
+		f.Source().gather(m.W, w[f.Offset:][:f.apart.size], 0, f.Spec.Rows)
+		return m, nil
 	}
 	m.W = w[f.Offset:][:f.Spec.Bytes()]
 	switch {

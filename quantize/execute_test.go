@@ -448,7 +448,7 @@ func TestDirectoriesOfOthersAreRefused(t *testing.T) {
 			}
 		}
 	}
-	if _, err := Execute(t.Context(), p, fixtures.Path(t, "glm_moe_dsa"), ExecuteOptions{Overwrite: true}); !errors.Is(err, format.ErrUsage) {
+	if _, err := Execute(t.Context(), p, filepath.Dir(p.Items[0].Source.Tensor.Shard.Path), ExecuteOptions{Overwrite: true}); !errors.Is(err, format.ErrUsage) {
 		t.Errorf("converting into the checkpoint: %v", err)
 	}
 }

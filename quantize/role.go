@@ -60,6 +60,11 @@ type Want struct {
 	// rows FusedRow.. of expert Expert, when the checkpoint has fused experts.
 	Fused    string
 	FusedRow int
+	// FusedStep > 1 is the distance of the matrix's rows there, which are then
+	// others' in between. FusedT says that the fused tensor is transposed,
+	// [E, in, rows]. A vector may be a part of a fused [E, n].
+	FusedStep int
+	FusedT    bool
 }
 
 // Matrix says whether the tensor has rows to quantise.

@@ -23,17 +23,41 @@ type Source struct {
 	Stored     format.Spec // what Tensor holds; a checkpoint's FP8 is fp8-e4m3-b128
 
 	Tensor *format.Tensor
-	Offset int64          // of the first row in Tensor, bytes
+	Offset int64          // of the first element in Tensor, bytes
+	apart  strides        // where the elements are not one after the other
 	Scales *format.Tensor // nil for plain floats
 }
 
 // Packed says whether the source is a container's codes, quantised already.
 func (s *Source) Packed() bool { return s.DType == format.DTypeU8 }
 
+// strides is how many elements apart the rows and the columns of a matrix are
+// in a fused tensor; zero where it is contiguous. Its elements take size bytes,
+// the gaps included.
+type strides struct {
+	row, col int
+	size     int64
+}
+
+// gather copies the rows [row, row+n) of a matrix from where they are apart;
+// from begins with its first element.
+func (s *Source) gather(dst, from []byte, row, n int) {
+	width := s.DType.Bits() / 8
+	for r := row; r < row+n; r++ {
+		for c := range s.Cols {
+			at := (r*s.apart.row + c*s.apart.col) * width
+			copy(dst[:width], from[at:at+width])
+			dst = dst[width:]
+		}
+	}
+}
+
 // SourceBuffer is the memory that reading needs, to be used again; each
 // goroutine has its own. The zero value is ready.
 type SourceBuffer struct {
 	raw, grid []byte
+	fused     []byte // what a matrix whose elements are apart is gathered from
+	fusedOf   *Source
 	scales    []float32
 	first     int // row of the matrix that raw begins with
 }
@@ -95,17 +119,50 @@ func OpenSource(snap *format.Snapshot, w Want) (*Source, error) {
 	return s, nil
 }
 
-// slice points the source at its expert's rows: the whole expert, or one of
-// two matrices of equal height one after the other.
+// slice points the source at its expert's elements: a whole expert, or one of
+// two matrices (or vectors) of equal height that are one after the other or take
+// turns; Want.FusedT says that both are transposed.
 func (s *Source) slice(w Want) error {
 	shape := s.Tensor.Shape
-	ok := len(shape) == 3 && w.Matrix() && shape[2] == s.Cols && (shape[1] == s.Rows || shape[1] == 2*s.Rows) &&
-		w.Expert >= 0 && w.Expert < shape[0] && w.FusedRow >= 0 && w.FusedRow+s.Rows <= shape[1]
-	if !ok {
-		return s.fail(format.ErrCorrupt, fmt.Sprintf("rows %d to %d of expert %d are not in the fused experts", w.FusedRow, w.FusedRow+s.Rows, w.Expert),
-			fmt.Sprint(shape), fmt.Sprintf("[more than %d, %d or %d, %d]", w.Expert, s.Rows, 2*s.Rows, s.Cols))
+	step := max(w.FusedStep, 1)
+	rows, high := s.Rows, 0 // of the matrix, of the expert
+	ok := len(shape) == len(w.Shape)+1 && w.Expert >= 0 && w.Expert < shape[0] && w.FusedRow >= 0
+	switch {
+	case !ok:
+	case !w.Matrix():
+		rows, high = s.Cols, shape[1]
+		if step > 1 {
+			s.apart.col = step
+		}
+	case w.FusedT:
+		high = shape[2]
+		ok = shape[1] == s.Cols
+		s.apart.row, s.apart.col = step, high
+	default:
+		high = shape[1]
+		ok = shape[2] == s.Cols
+		if step > 1 {
+			s.apart.row, s.apart.col = step*s.Cols, 1
+		}
 	}
-	s.Offset += (int64(w.Expert)*int64(shape[1]) + int64(w.FusedRow)) * s.rowBytes()
+	if !ok || high != rows && high != 2*rows || w.FusedRow+(rows-1)*step >= high {
+		return s.fail(format.ErrCorrupt, fmt.Sprintf("rows %d to %d of expert %d are not in the fused experts", w.FusedRow, w.FusedRow+rows*step, w.Expert),
+			fmt.Sprint(shape), fmt.Sprintf("[more than %d, %d or %d, %d]", w.Expert, rows, 2*rows, s.Cols))
+	}
+	width := int64(s.DType.Bits() / 8)
+	first := w.FusedRow
+	if w.Matrix() && !w.FusedT {
+		first *= s.Cols
+	}
+	whole := int64(high)
+	if w.Matrix() {
+		whole *= int64(s.Cols)
+	}
+	s.Offset += (int64(w.Expert)*whole + int64(first)) * width
+	s.apart.size = (whole - int64(first)) * width
+	if s.apart.row == 0 && s.apart.col == 0 {
+		s.apart = strides{}
+	}
 	return nil
 }
 
@@ -165,6 +222,17 @@ func (s *Source) read(buf *SourceBuffer, row, n int, dst []float32) error {
 func (s *Source) fetch(buf *SourceBuffer, row, n int) error {
 	buf.first = row
 	buf.raw = resize(buf.raw, n*int(s.rowBytes()))
+	if s.apart.size > 0 {
+		if buf.fusedOf != s {
+			buf.fused, buf.fusedOf = resize(buf.fused, int(s.apart.size)), nil
+			if err := s.readAt(s.Tensor, buf.fused, s.Offset); err != nil {
+				return err
+			}
+			buf.fusedOf = s
+		}
+		s.gather(buf.raw, buf.fused, row, n)
+		return nil
+	}
 	if err := s.readAt(s.Tensor, buf.raw, s.Offset+int64(row)*s.rowBytes()); err != nil || s.Scales == nil {
 		return err
 	}

@@ -22,7 +22,7 @@ type Arch struct {
 	Layer func(b *Builder, layer int)
 }
 
-var arches = []*Arch{&glmMoeDSA}
+var arches = []*Arch{&glmMoeDSA, &deepSeekV3, &deepSeekV32, &glm4MoeLite, &glm4MoE, &llama, &qwen3, &qwen3MoE, &olmoe, &mixtral, &minimaxM2, &gptOSS, &qwen3Next}
 
 // Arches lists the architectures.
 func Arches() []*Arch { return slices.Clone(arches) }

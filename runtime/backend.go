@@ -3,6 +3,7 @@ package runtime
 import (
 	"hawkmoth/format"
 	"hawkmoth/quantize"
+	"hawkmoth/runtime/kernel"
 )
 
 // Backend executes commands on one device. All backends give the same bits
@@ -108,9 +109,19 @@ const (
 	KindIndex
 	KindRoute
 	KindExperts
+	KindAttention
+	KindAddBias
+	KindGate
+	KindDeltaNet
+	KindSplit
+	// What an operation's variants are to a backend that has only the plain one.
+	KindHeadNorm       // RMSNorm of heads, or with 1 + W
+	KindSoftmaxRoute   // Route with softmax scores or without a correction
+	KindClampedExperts // Experts with biases or clamped gates
 )
 
-var kindNames = []string{"embed", "matmul", "rmsnorm", "layernorm", "rope", "silu_mul", "add", "mla", "index", "route", "experts"}
+var kindNames = []string{"embed", "matmul", "rmsnorm", "layernorm", "rope", "silu_mul", "add", "mla", "index", "route", "experts",
+	"attention", "add_bias", "gate", "delta_net", "split", "head_norm", "softmax_route", "clamped_experts"}
 
 func (k Kind) String() string { return kindNames[k] }
 
@@ -127,11 +138,14 @@ type (
 		W []Weight
 		Y []View
 	}
-	// RMSNorm computes Y = X / rms(X) · W, [S, n].
+	// RMSNorm computes Y = X / rms(X) · W, [S, n]; with Heads > 1 for each of so
+	// many pieces of X by itself, W [n/Heads]; with Centred the factor is 1 + W.
 	RMSNorm struct {
-		X, Y View
-		W    Weight
-		Eps  float32
+		X, Y    View
+		W       Weight
+		Eps     float32
+		Heads   int
+		Centred bool
 	}
 	// LayerNorm computes Y = (X − mean) / std · W + B, [S, n].
 	LayerNorm struct {
@@ -148,7 +162,7 @@ type (
 		XWidth, XAt, YWidth, YAt, N int
 		Interleave                  bool // pairs (2i, 2i+1) in, else (i, i+N/2); halves out
 		Rest                        bool
-		Theta                       float64
+		Angles                      kernel.Angles
 	}
 	// SiLUMul computes Y = silu(Gate) · Up, [S, n].
 	SiLUMul struct{ Gate, Up, Y View }
@@ -177,20 +191,59 @@ type (
 		Scale, HeadScale float32 // Dim^-0.5, Heads^-0.5
 		Select           Vec
 	}
+	// Attention is grouped-query attention: Q [S, Heads·HeadDim], K and V caches of
+	// [ctx, KVHeads·HeadDim], of which consecutive Heads/KVHeads heads share one;
+	// Y [S, Heads·HeadDim]. A token sees the Window positions up to its own, all if
+	// 0. Sinks [Heads], nil for none, are scores that only the softmax sees.
+	Attention struct {
+		Q, Y                            View
+		K, V                            Vec
+		Heads, KVHeads, HeadDim, Window int
+		Scale                           float32
+		Sinks                           Weight
+	}
+	// AddBias computes Y += W, [S, n].
+	AddBias struct {
+		W Weight
+		Y View
+	}
+	// DeltaNet is a gated delta network (arXiv:2412.06464) up to its norm. QKVZ
+	// [S, KeyHeads·(2·KeyDim + 2·r·ValueDim)] and BA [S, KeyHeads·2·r] hold a group
+	// for each head of the keys, which r = ValueHeads/KeyHeads of the values share.
+	// Conv [1, (Taps−1+rows)·channels] holds the last rows of queries, keys and
+	// values before the convolution with ConvW [channels·Taps], State [1,
+	// ValueHeads·KeyDim·ValueDim] what a head remembers; both begin anew at position
+	// 0. Y and Z are [S, ValueHeads·ValueDim].
+	DeltaNet struct {
+		QKVZ, BA, Y, Z                               View
+		ConvW, ALog, DtBias                          Weight
+		Conv, State                                  Vec
+		KeyHeads, KeyDim, ValueHeads, ValueDim, Taps int
+	}
+	// Gate computes Y *= sigmoid(X), [S, n]; X may be [S, 1].
+	Gate struct{ X, Y View }
+	// Split copies the first half of each of X's heads to Y and the second to Z.
+	Split struct {
+		X, Y, Z View
+		Heads   int
+	}
 	// Route turns router logits X [S, experts] into the chosen experts IDs [S, TopK]
-	// (increasing) and their Weights [S, TopK].
+	// (increasing) and their Weights [S, TopK]. The scores are sigmoids, or with
+	// Softmax that of all logits; Bias, nil for none, counts for the choice alone.
 	Route struct {
 		X                       View
 		Bias                    Weight
+		Softmax                 bool
 		IDs                     Vec
 		Weights                 View
 		Groups, TopGroups, TopK int
 		Normalize               bool
 		Scale                   float32
 	}
-	// Experts computes Y [S, H] = Σ weight · down(silu(gate·x) · (up·x)) over the
-	// chosen experts in increasing order.
+	// Experts computes Y [S, H] = Σ weight · down(gating(gate·x, up·x)) over the
+	// chosen experts in increasing order; biases follow the products.
 	Experts struct {
+		Gating  kernel.Gating
 		X       View
 		IDs     Vec
 		Weights View
@@ -198,7 +251,12 @@ type (
 		Y       View
 	}
 	// ExpertWeights are the three matrices of one routed expert.
-	ExpertWeights struct{ Gate, Up, Down Weight }
+	ExpertWeights struct {
+		Gate, Up, Down Weight
+		Bias           *ExpertBias // nil: none
+	}
+	// ExpertBias are the biases of one routed expert's matrices.
+	ExpertBias struct{ Gate, Up, Down Weight }
 )
 
 // Kind implements Op.
@@ -208,7 +266,12 @@ func (Embed) Kind() Kind { return KindEmbed }
 func (MatMul) Kind() Kind { return KindMatMul }
 
 // Kind implements Op.
-func (RMSNorm) Kind() Kind { return KindRMSNorm }
+func (o RMSNorm) Kind() Kind {
+	if o.Heads > 1 || o.Centred {
+		return KindHeadNorm
+	}
+	return KindRMSNorm
+}
 
 // Kind implements Op.
 func (LayerNorm) Kind() Kind { return KindLayerNorm }
@@ -229,7 +292,35 @@ func (MLA) Kind() Kind { return KindMLA }
 func (Index) Kind() Kind { return KindIndex }
 
 // Kind implements Op.
-func (Route) Kind() Kind { return KindRoute }
+func (Attention) Kind() Kind { return KindAttention }
 
 // Kind implements Op.
-func (Experts) Kind() Kind { return KindExperts }
+func (AddBias) Kind() Kind { return KindAddBias }
+
+// Kind implements Op.
+func (Gate) Kind() Kind { return KindGate }
+
+// Kind implements Op.
+func (Split) Kind() Kind { return KindSplit }
+
+// Kind implements Op.
+func (DeltaNet) Kind() Kind { return KindDeltaNet }
+
+// channels is how wide a token is in the convolution.
+func (o DeltaNet) channels() int { return 2*o.KeyHeads*o.KeyDim + o.ValueHeads*o.ValueDim }
+
+// Kind implements Op.
+func (o Route) Kind() Kind {
+	if o.Softmax || o.Bias == nil {
+		return KindSoftmaxRoute
+	}
+	return KindRoute
+}
+
+// Kind implements Op.
+func (o Experts) Kind() Kind {
+	if o.Gating != (kernel.Gating{}) || len(o.Expert) > 0 && o.Expert[0].Bias != nil {
+		return KindClampedExperts
+	}
+	return KindExperts
+}

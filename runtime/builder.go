@@ -19,7 +19,8 @@ type Builder struct {
 	cmds       []Cmd
 	temps      map[string]Vec
 	vecs       []Vec // all that were allocated
-	caches     int64 // bytes
+	caches     int64 // bytes, keys of indexers aside
+	keys       int64 // bytes of the indexers' keys
 	err        error
 
 	x       Vec  // the residual stream [rows, Hidden]
@@ -46,9 +47,9 @@ func (b *Builder) weight(name string) Weight {
 // noWeight stands for a weight after an error.
 var noWeight Weight = specOnly{}
 
-type specOnly struct{}
+type specOnly struct{ spec format.Spec }
 
-func (specOnly) Spec() format.Spec { return format.Spec{} }
+func (s specOnly) Spec() format.Spec { return s.spec }
 
 func (b *Builder) alloc(rows, width int, elem Elem) Vec {
 	if b.err != nil {
@@ -82,8 +83,24 @@ func (b *Builder) cache(width int) Vec {
 	return b.alloc(b.ctx, width, Float)
 }
 
-// out names a product of linear: the weight and the buffer it fills.
-type out struct{ weight, temp string }
+// state is a buffer of what a layer keeps whatever the position.
+func (b *Builder) state(width int) Vec {
+	b.caches += int64(width) * 4
+	return b.alloc(1, width, Float)
+}
+
+// keyCache is a cache of an indexer's keys.
+func (b *Builder) keyCache(width int) Vec {
+	b.keys += int64(b.ctx) * int64(width) * 4
+	return b.alloc(b.ctx, width, Float)
+}
+
+// out names a product of linear: the weight, the buffer it fills, or the view
+// instead, and a bias that is added, if any.
+type out struct {
+	weight, temp, bias string
+	to                 View
+}
 
 // linear multiplies x by several matrices that share its rounding.
 func (b *Builder) linear(stage Stage, x View, outs ...out) []Vec {
@@ -92,15 +109,23 @@ func (b *Builder) linear(stage Stage, x View, outs ...out) []Vec {
 	vecs := make([]Vec, len(outs))
 	for i, o := range outs {
 		w := b.weight(o.weight)
-		vecs[i] = b.temp(o.temp, w.Spec().Rows)
-		m.W, m.Y = append(m.W, w), append(m.Y, vecs[i].All())
+		if o.temp != "" {
+			o.to = b.temp(o.temp, w.Spec().Rows).All()
+		}
+		vecs[i] = o.to.Vec
+		m.W, m.Y = append(m.W, w), append(m.Y, o.to)
 	}
 	b.do(stage, m)
+	for i, o := range outs {
+		if o.bias != "" {
+			b.do(stage, AddBias{W: b.weight(o.bias), Y: m.Y[i]})
+		}
+	}
 	return vecs
 }
 
 func (b *Builder) rmsnorm(stage Stage, name string, x View, y View) {
-	b.do(stage, RMSNorm{X: x, Y: y, W: b.weight(name), Eps: b.cfg.RMSNormEps})
+	b.do(stage, RMSNorm{X: x, Y: y, W: b.weight(name), Eps: b.cfg.RMSNormEps, Centred: b.cfg.CentredNorms})
 }
 
 // norm is rmsnorm into a shared buffer.
@@ -114,31 +139,10 @@ func (b *Builder) add(x, y Vec) { b.do(StageNorm, Add{X: x.All(), Y: y.All()}) }
 
 // mlp is down(silu(gate·x) · (up·x)).
 func (b *Builder) mlp(stage Stage, prefix string, x Vec) Vec {
-	gu := b.linear(stage, x.All(), out{prefix + "gate_proj.weight", "gate"}, out{prefix + "up_proj.weight", "up"})
+	gu := b.linear(stage, x.All(), out{weight: prefix + "gate_proj.weight", temp: "gate"}, out{weight: prefix + "up_proj.weight", temp: "up"})
 	h := b.temp("act", gu[0].Width)
 	b.do(stage, SiLUMul{Gate: gu[0].All(), Up: gu[1].All(), Y: h.All()})
-	return b.linear(stage, h.All(), out{prefix + "down_proj.weight", "mlp"})[0]
-}
-
-// moe is the routed experts plus the shared ones (DeepSeek-V3, arXiv:2412.19437).
-func (b *Builder) moe(prefix string, x Vec) Vec {
-	c := b.cfg
-	logits := b.linear(StageRouter, x.All(), out{prefix + "gate.weight", "router"})[0]
-	ids := b.tempOf("expert ids", c.ExpertsPerToken, Int)
-	weights := b.temp("expert weights", c.ExpertsPerToken)
-	b.do(StageRouter, Route{X: logits.All(), Bias: b.weight(prefix + "gate.e_score_correction_bias"), IDs: ids, Weights: weights.All(),
-		Groups: c.Groups, TopGroups: c.TopGroups, TopK: c.ExpertsPerToken, Normalize: c.NormTopK, Scale: c.RoutedScale})
-	experts := make([]ExpertWeights, c.Experts)
-	for e := range experts {
-		p := prefix + "experts." + strconv.Itoa(e) + "."
-		experts[e] = ExpertWeights{b.weight(p + "gate_proj.weight"), b.weight(p + "up_proj.weight"), b.weight(p + "down_proj.weight")}
-	}
-	y := b.temp("experts", c.Hidden)
-	b.do(StageExperts, Experts{X: x.All(), IDs: ids, Weights: weights.All(), Expert: experts, Y: y.All()})
-	if c.SharedExperts > 0 {
-		b.add(b.mlp(StageShared, prefix+"shared_experts.", x), y)
-	}
-	return y
+	return b.linear(stage, h.All(), out{weight: prefix + "down_proj.weight", temp: "mlp"})[0]
 }
 
 // program is a model's commands: body fills the residual stream, head the
@@ -159,8 +163,14 @@ const headRows = 32
 // build makes the program of a session with room for ctx positions and
 // batches of rows tokens.
 func build(m *Model, ctx, rows int) (*program, error) {
-	c := m.Config
-	b := &Builder{cfg: c, be: m.be, bind: m.bind, hasIndexer: m.indexer, ctx: ctx, rows: rows, layer: -1, temps: map[string]Vec{}}
+	b := &Builder{cfg: m.Config, be: m.be, bind: m.bind, hasIndexer: m.indexer, ctx: ctx, rows: rows}
+	return b.build()
+}
+
+func (b *Builder) build() (*program, error) {
+	c := b.cfg
+	rows := b.rows
+	b.layer, b.temps = -1, map[string]Vec{}
 	b.x = b.temp("x", c.Hidden)
 	b.do(StageEmbed, Embed{W: b.weight("model.embed_tokens.weight"), Y: b.x.All()})
 	for b.layer = range c.Layers {
@@ -170,7 +180,7 @@ func build(m *Model, ctx, rows int) (*program, error) {
 	p := &program{body: b.cmds, hidden: b.x.All(), headRows: min(rows, headRows)}
 	b.cmds, b.rows = nil, p.headRows
 	h := b.norm("model.norm.weight", "final", b.x.All().At(BaseRow))
-	p.logits = b.linear(StageHead, h.All(), out{"lm_head.weight", "logits"})[0].All()
-	p.head, p.cacheBytes, p.vecs = b.cmds, b.caches, b.vecs
+	p.logits = b.linear(StageHead, h.All(), out{weight: "lm_head.weight", temp: "logits"})[0].All()
+	p.head, p.cacheBytes, p.vecs = b.cmds, b.caches+b.keys, b.vecs
 	return p, b.err
 }

@@ -8,10 +8,11 @@ import (
 	"strings"
 
 	"hawkmoth/format"
+	"hawkmoth/runtime/kernel"
 )
 
 // Config is what a model's config.json says about its maths. Sizes are in
-// elements; per-layer slices have Layers entries.
+// elements; per-layer slices have Layers entries, or none where no layer differs.
 type Config struct {
 	Arch      *Arch
 	ModelType string
@@ -20,27 +21,45 @@ type Config struct {
 	Intermediate                     int    // width of a dense layer's MLP
 	SparseMLP                        []bool // per layer: mixture of experts instead of a dense MLP
 	RMSNormEps                       float32
-	RopeTheta                        float64
-	RopeInterleave                   bool // main attention rotates pairs (2i, 2i+1), else (i, i+n/2)
+	CentredNorms                     bool // norms multiply by 1 + weight
 	MaxPositions                     int
 	Tied                             bool // lm_head is the embedding
 	EOS                              []int32
 
+	Angles         kernel.Angles // of the rotation
+	RopeInterleave bool          // main attention rotates pairs (2i, 2i+1), else (i, i+n/2)
+	Rope           int           // rotated elements of a head
+	ScoreGain      float64       // multiplies the scores beside 1/√width
+
+	// Grouped-query attention (arXiv:2305.13245); none of it with MLA.
+	KVHeads, HeadDim int
+	QKVBias, OutBias bool
+	OutGate          bool // q_proj gives each head its query and a gate of its output
+	QKNorm           QKNorm
+	Windows          []int // per layer: a token sees so many positions, itself included; 0 is all
+	Sinks            bool  // a learnt score of each head that takes part in the softmax alone
+
 	// Mixture of experts.
 	Experts, ExpertsPerToken, SharedExperts int
-	MoEIntermediate                         int
-	Groups, TopGroups                       int // node-limited routing
+	MoEIntermediate, SharedWidth            int
+	Gating                                  kernel.Gating // of the routed experts
+	SoftmaxRouter                           bool          // scores are the softmax over all experts, else sigmoids
+	Groups, TopGroups                       int           // node-limited routing
 	NormTopK                                bool
 	RoutedScale                             float32
+	moe                                     *moeNames
 
 	// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
-	QLoRA, KVLoRA       int
-	Nope, Rope, ValueHd int // per head: q·k without and with rotation, value
+	QLoRA, KVLoRA int
+	Nope, ValueHd int // per head: q·k without rotation, value
 
 	// DeepSeek sparse attention (DeepSeek-V3.2): the lightning indexer.
 	IndexHeads, IndexDim, IndexTopK int
 	IndexRopeInterleave             bool
 	SharedIndexer                   []bool // per layer: reuses the selection of the last layer that has an indexer
+
+	Recurrent []bool   // per layer: a gated delta network instead of attention
+	Delta     DeltaNet // its sizes
 
 	MTPLayers int // multi-token-prediction blocks behind the last layer
 }
@@ -75,8 +94,8 @@ func ReadConfig(data []byte) (*Config, error) {
 
 // neutralKeys do not change what a forward pass computes.
 var neutralKeys = []string{
+	"head_dim", // restates the head sizes for MLA, whose own keys win; others read it
 	"_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id", "chunk_size_feed_forward", "dtype", "ep_size",
-	"head_dim", // restates the head sizes for MLA, whose own keys win
 	"id2label", "initializer_range", "is_decoder", "is_encoder_decoder", "keep_in_fp32_modules", "label2id", "moe_router_dtype",
 	"output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type", "return_dict",
 	"router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "router_jitter_noise", "torch_dtype", "transformers_version", "use_cache",
@@ -184,6 +203,14 @@ func (o *object) only(name string, values ...any) {
 	o.fail(format.ErrUnsupported, name+" changes the maths and is not implemented", clip(o.raw[name]), strings.Join(want, " or "))
 }
 
+// ignore marks keys that do not matter for a reason that the caller knows.
+func (o *object) ignore(names ...string) {
+	var v any
+	for _, name := range names {
+		o.get(&v, name)
+	}
+}
+
 // list reads a per-layer list of words; absent gives nil.
 func (o *object) list(layers int, names []string, words ...string) []string {
 	var l []string
@@ -248,7 +275,8 @@ func (o *object) quantization() {
 	q := o.sub("quantization_config")
 	if len(q.raw) > 0 {
 		q.only("quant_method", "fp8")
-		q.only("fmt", "e4m3")
+		q.only("fmt", "e4m3", "float8_e4m3fn")
+		q.only("scale_fmt", "ue8m0") // powers of two, held as any other scale
 		q.only("activation_scheme", "dynamic")
 		q.only("weight_per_tensor", false)
 		q.only("act_per_tensor", false)

@@ -106,7 +106,7 @@ func TestConfigReadings(t *testing.T) {
 		{"E7 num_local_experts", m{"n_routed_experts": nil, "num_local_experts": 8}, func(c *Config) bool { return c.Experts == 8 }},
 		{"E7 moe_num_experts", m{"n_routed_experts": nil, "moe_num_experts": 8}, func(c *Config) bool { return c.Experts == 8 }},
 		{"C6 bits null is unquantised", m{"quantization": m{"bits": nil}}, func(c *Config) bool { return true }},
-		{"rope_theta at the top", m{"rope_parameters": nil, "rope_theta": 5e5}, func(c *Config) bool { return c.RopeTheta == 5e5 }},
+		{"rope_theta at the top", m{"rope_parameters": nil, "rope_theta": 5e5}, func(c *Config) bool { return c.Angles.Theta == 5e5 }},
 		{"one end token", m{"eos_token_id": 7}, func(c *Config) bool { return slices.Equal(c.EOS, []int32{7}) }},
 		{"several end tokens", m{"eos_token_id": []int{7, 9}}, func(c *Config) bool { return slices.Equal(c.EOS, []int32{7, 9}) }},
 		{"null is absent", m{"attention_bias": json.RawMessage("null")}, func(c *Config) bool { return true }},

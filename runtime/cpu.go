@@ -27,12 +27,14 @@ type CPU struct {
 	matmul matmulTask
 	mla    mlaTask
 	index  indexTask
+	gqa    gqaTask
+	delta  deltaTask
 	moe    moeTask
 }
 
 type ropeKey struct {
-	dim   int
-	theta float64
+	dim    int
+	angles kernel.Angles
 }
 
 // cpuScratch is the memory of one thread.
@@ -54,6 +56,7 @@ type cpuScratch struct {
 type cpuWeight struct {
 	m   quantize.Matrix
 	vec []float32
+	inc []float32 // 1 + vec, where somebody asked for it
 }
 
 // Spec implements Weight.
@@ -99,6 +102,16 @@ func (c *CPU) Load(m quantize.Matrix) (Weight, error) {
 		codec.Decode(m, 0, w.vec)
 	}
 	return w, nil
+}
+
+func (w *cpuWeight) increment() {
+	if w.inc != nil {
+		return
+	}
+	w.inc = make([]float32, len(w.vec))
+	for i, v := range w.vec {
+		w.inc[i] = 1 + v
+	}
 }
 
 // Alloc implements Backend.
@@ -149,12 +162,21 @@ func (c *CPU) Run(cmds []Cmd, b Batch) error {
 			c.runMLA(op, b)
 		case Experts:
 			c.runExperts(op, b)
+		case Attention:
+			c.runAttention(op, b)
+		case DeltaNet:
+			c.runDeltaNet(op, b)
 		case Rope:
 			c.rotation(op).Grow(b.Pos + b.S)
 			c.eachRow(cmds[i].Op, b)
 		case Index:
 			c.runIndex(op, b)
-		case Embed, RMSNorm, LayerNorm, SiLUMul, Add, Route:
+		case RMSNorm:
+			if op.Centred {
+				op.W.(*cpuWeight).increment()
+			}
+			c.eachRow(cmds[i].Op, b)
+		case Embed, LayerNorm, SiLUMul, Add, AddBias, Gate, Split, Route:
 			c.eachRow(cmds[i].Op, b)
 		default:
 			return &format.Error{Kind: format.ErrUnsupported, What: fmt.Sprintf("the CPU backend has no operation %s", op.Kind())}
@@ -211,7 +233,13 @@ func (t *rowTask) run(s *cpuScratch, i int) {
 	case Embed:
 		kernel.Dequant(op.W.(*cpuWeight).m, int(b.Tokens[i]), c.row(op.Y, b, i))
 	case RMSNorm:
-		kernel.RMSNorm(c.row(op.Y, b, i), c.row(op.X, b, i), op.W.(*cpuWeight).vec, op.Eps)
+		x, y, w := c.row(op.X, b, i), c.row(op.Y, b, i), op.W.(*cpuWeight).vec
+		if op.Centred {
+			w = op.W.(*cpuWeight).inc
+		}
+		for n := len(w); len(x) > 0; x, y = x[n:], y[n:] {
+			kernel.RMSNorm(y[:n], x[:n], w, op.Eps)
+		}
 	case LayerNorm:
 		kernel.LayerNorm(c.row(op.Y, b, i), c.row(op.X, b, i), op.W.(*cpuWeight).vec, op.B.(*cpuWeight).vec, op.Eps)
 	case Rope:
@@ -220,17 +248,32 @@ func (t *rowTask) run(s *cpuScratch, i int) {
 		kernel.SiLUMul(c.row(op.Y, b, i), c.row(op.Gate, b, i), c.row(op.Up, b, i))
 	case Add:
 		kernel.Add(c.row(op.Y, b, i), c.row(op.X, b, i))
+	case AddBias:
+		kernel.Add(c.row(op.Y, b, i), op.W.(*cpuWeight).vec)
+	case Split:
+		x, y, z := c.row(op.X, b, i), c.row(op.Y, b, i), c.row(op.Z, b, i)
+		n := len(y) / op.Heads
+		for h := range op.Heads {
+			copy(y[h*n:][:n], x[2*h*n:])
+			copy(z[h*n:][:n], x[(2*h+1)*n:])
+		}
+	case Gate:
+		kernel.SigmoidMul(c.row(op.Y, b, i), c.row(op.X, b, i))
 	case Route:
-		kernel.Route(c.row(op.X, b, i), op.Bias.(*cpuWeight).vec, op.Groups, op.TopGroups, op.TopK, op.Normalize, op.Scale,
+		var bias []float32
+		if op.Bias != nil {
+			bias = op.Bias.(*cpuWeight).vec
+		}
+		kernel.Route(c.row(op.X, b, i), bias, op.Softmax, op.Groups, op.TopGroups, op.TopK, op.Normalize, op.Scale,
 			c.intRow(op.IDs, i), c.row(op.Weights, b, i), &s.Scratch)
 	}
 }
 
 func (c *CPU) rotation(op Rope) *kernel.RoPE {
-	key := ropeKey{op.N, op.Theta}
+	key := ropeKey{op.N, op.Angles}
 	table := c.rope[key]
 	if table == nil {
-		table = kernel.NewRoPE(op.N, op.Theta)
+		table = kernel.NewRoPE(op.N, op.Angles)
 		c.rope[key] = table
 	}
 	return table

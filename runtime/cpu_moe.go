@@ -116,8 +116,12 @@ func (t *moeTask) roundInput() {
 func (t *moeTask) run(s *cpuScratch, item int) {
 	switch t.sweep {
 	case moeGating:
-		row := t.gate[item*t.width:][:t.width]
-		kernel.SiLUMul(row, row, t.up[item*t.width:][:t.width])
+		row, up := t.gate[item*t.width:][:t.width], t.up[item*t.width:][:t.width]
+		if bias := t.op.Expert[t.pairs[item].expert].Bias; bias != nil {
+			kernel.Add(row, bias.Gate.(*cpuWeight).vec)
+			kernel.Add(up, bias.Up.(*cpuWeight).vec)
+		}
+		t.op.Gating.Mul(row, row, up)
 		if bits := kernel.ActivationBits(t.op.Expert[t.pairs[item].expert].Down.Spec().Format); bits > 0 {
 			t.acts[item].Quantize(row, bits)
 		}
@@ -125,7 +129,12 @@ func (t *moeTask) run(s *cpuScratch, item int) {
 		y, slots := t.c.row(t.op.Y, t.b, item), t.op.IDs.Width
 		clear(y)
 		for slot, w := range t.c.row(t.op.Weights, t.b, item) { // in increasing order of the experts
-			kernel.AddScaled(y, w, t.down[t.of[item*slots+slot]*t.hidden:][:t.hidden])
+			p := t.of[item*slots+slot]
+			down := t.down[p*t.hidden:][:t.hidden]
+			if bias := t.op.Expert[t.pairs[p].expert].Bias; bias != nil {
+				kernel.Add(down, bias.Down.(*cpuWeight).vec)
+			}
+			kernel.AddScaled(y, w, down)
 		}
 	default:
 		at, end := t.starts[item/t.blocks], t.starts[item/t.blocks+1]

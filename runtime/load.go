@@ -142,7 +142,7 @@ func (m *Model) loadTokenizer() error {
 }
 
 func (m *Model) warn() {
-	if !m.indexer {
+	if !m.indexer && m.Config.IndexTopK > 0 {
 		m.Warnings = append(m.Warnings, fmt.Sprintf("no indexer weights: attention is dense; beyond %d tokens that is not the model as trained", m.Config.IndexTopK))
 	}
 	if m.Config.Tied && m.weights["lm_head.weight"] != nil {

@@ -289,10 +289,64 @@ func sameBits(a, b [][]float32) (string, bool) {
 	return "", len(a) == len(b)
 }
 
+// TestSameBitsOfAll: the same for every architecture, as its checkpoint is and
+// converted; a decode step allocates nothing. What was BF16 and is converted to
+// BF16 gives the checkpoint's bits, fused experts included.
+func TestSameBitsOfAll(t *testing.T) {
+	for _, name := range oracles {
+		var original [][]float32
+		for _, spec := range []string{"", "bf16", "int4-grouped"} {
+			t.Run(name+" "+spec, func(t *testing.T) {
+				dir := fixtures.Path(t, name)
+				if spec != "" {
+					dir = convert(t, dir, quantize.Flags{Format: spec})
+				}
+				ids := openOracle(t, name).ids("input_ids")
+				var want [][]float32
+				for _, threads := range []int{1, 7} {
+					m := load(t, dir, threads)
+					for _, chunk := range []int{len(ids), 1, 7} {
+						got := allLogits(t, session(t, m, len(ids), chunk), ids)
+						if want == nil {
+							want = got
+						}
+						if at, ok := sameBits(got, want); !ok {
+							t.Errorf("threads %d, chunk %d: logits differ at %s", threads, chunk, at)
+						}
+					}
+				}
+				switch spec {
+				case "":
+					original = want
+				case "bf16":
+					if at, ok := sameBits(want, original); !ok && name != "glm_moe_dsa_fp8" {
+						t.Errorf("the checkpoint's logits differ at %s", at)
+					}
+				}
+				s := session(t, load(t, dir, 2), 200, 0)
+				step := func() {
+					if err := s.Append(context.Background(), ids[:1], nil); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if step(); testing.AllocsPerRun(40, step) != 0 {
+					t.Error("a token allocates")
+				}
+			})
+		}
+	}
+}
+
 // TestRewindAndPrefix: a timeline that was changed gives the bits of a fresh one.
 func TestRewindAndPrefix(t *testing.T) {
-	m := load(t, fixtures.Path(t, "glm_moe_dsa"), 2)
-	ids := openOracle(t, "glm_moe_dsa").ids("input_ids")
+	for _, name := range []string{"glm_moe_dsa", "gpt_oss", "qwen3_next"} {
+		t.Run(name, func(t *testing.T) { rewindAndPrefix(t, name) })
+	}
+}
+
+func rewindAndPrefix(t *testing.T, name string) {
+	m := load(t, fixtures.Path(t, name), 2)
+	ids := openOracle(t, name).ids("input_ids")
 	s, fresh := session(t, m, 64, 8), session(t, m, 64, 8)
 	changed := slices.Clone(ids)
 	changed[20] = (changed[20] + 1) % 320
@@ -311,7 +365,7 @@ func TestRewindAndPrefix(t *testing.T) {
 // TestSameBitsAcrossChunks: few tokens over a cache of more than one chunk of
 // positions take another way through attention than a prefill does.
 func TestSameBitsAcrossChunks(t *testing.T) {
-	for _, name := range []string{"glm_moe_dsa", "glm_moe_dsa_dense_attention"} {
+	for _, name := range []string{"glm_moe_dsa", "glm_moe_dsa_dense_attention", "glm4_moe", "gpt_oss", "qwen3_next"} {
 		t.Run(name, func(t *testing.T) {
 			ids := make([]int32, 600)
 			for i := range ids {

@@ -28,6 +28,7 @@ type Session struct {
 	ctx     int
 	chunk   int
 	tokens  []int32
+	state   int             // how many tokens the states of recurrent layers have seen
 	logits  []float32       // the last ones computed
 	fresh   bool            // logits are those after the last token
 	forward []time.Duration // of the single-token passes
@@ -106,11 +107,39 @@ func (s *Session) Sync(ctx context.Context, tokens []int32) ([]float32, error) {
 	return s.logits, nil
 }
 
-// Rewind keeps the first n tokens.
+// Rewind keeps the first n tokens. Recurrent layers cannot go back: before more
+// tokens are run, their states are made anew from the first on.
 func (s *Session) Rewind(n int) {
 	if n < len(s.tokens) {
 		s.tokens, s.fresh = s.tokens[:max(n, 0)], false
 	}
+	if s.state > len(s.tokens) {
+		s.state = 0
+	}
+}
+
+// replay brings the states of recurrent layers up to the timeline.
+func (s *Session) replay(ctx context.Context) error {
+	for s.m.Config.Recurrent != nil && s.state < len(s.tokens) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		part := s.tokens[s.state:min(s.state+s.chunk, len(s.tokens))]
+		if err := s.run(Batch{S: len(part), Pos: s.state, Tokens: part}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// run is the body for a batch that follows what the states have seen.
+func (s *Session) run(b Batch) error {
+	s.state = 0 // until it is through, they are of no use
+	if err := s.m.be.Run(s.p.body, b); err != nil {
+		return err
+	}
+	s.state = b.Pos + b.S
+	return nil
 }
 
 // Logits is [vocab] after the last token, nil before the first.
@@ -129,6 +158,9 @@ func (s *Session) Append(ctx context.Context, tokens []int32, each func(i int, l
 	if err := s.check(len(s.tokens), tokens); err != nil {
 		return err
 	}
+	if err := s.replay(ctx); err != nil {
+		return err
+	}
 	for first := 0; first < len(tokens); first += s.chunk {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -136,7 +168,7 @@ func (s *Session) Append(ctx context.Context, tokens []int32, each func(i int, l
 		part := tokens[first:min(first+s.chunk, len(tokens))]
 		start := time.Now()
 		b := Batch{S: len(part), Pos: len(s.tokens), Tokens: part}
-		if err := s.m.be.Run(s.p.body, b); err != nil {
+		if err := s.run(b); err != nil {
 			return err
 		}
 		s.tokens, s.fresh = append(s.tokens, part...), false

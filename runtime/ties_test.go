@@ -119,9 +119,17 @@ func quickselect(order []int32, scores []float32, k int) {
 	}
 }
 
+// oracles are the checkpoints with reference logits.
+var oracles = []string{"glm_moe_dsa", "glm_moe_dsa_dense_attention", "glm_moe_dsa_fp8", "deepseek_v3", "deepseek_v32", "glm4_moe_lite",
+	"glm4_moe", "llama", "qwen3", "qwen3_moe", "olmoe", "mixtral", "minimax_m2", "gpt_oss", "qwen3_next"}
+
 func TestReferenceLogits(t *testing.T) {
-	for _, name := range []string{"glm_moe_dsa", "glm_moe_dsa_dense_attention", "glm_moe_dsa_fp8"} {
+	for _, name := range oracles {
 		t.Run(name, func(t *testing.T) {
+			allowed := 2e-4
+			if name == "qwen3_next" || name == "gpt_oss" {
+				allowed = 5e-4
+			}
 			o := openOracle(t, name)
 			be := &tieBackend{CPU: NewCPU(2), t: t}
 			m, err := Load(fixtures.Path(t, name), be)
@@ -138,8 +146,8 @@ func TestReferenceLogits(t *testing.T) {
 				}
 			}
 			t.Logf("max |Δlogit| over %d positions: %.2g; %d keys of selections were tied and chosen as the reference does", len(ids), worst, be.moved/2)
-			if !(worst <= 2e-4) {
-				t.Errorf("logits differ by %g from the reference, allowed 2e-4", worst)
+			if !(worst <= allowed) {
+				t.Errorf("logits differ by %g from the reference, allowed %g", worst, allowed)
 			}
 			if o.tensor("greedy_ids") == nil {
 				return

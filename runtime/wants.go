@@ -53,23 +53,3 @@ func (t *wants) mlp(role quantize.Role, prefix string, width, hidden int) {
 	t.add(role, prefix+"up_proj.weight", width, hidden)
 	t.add(role, prefix+"down_proj.weight", hidden, width)
 }
-
-// experts adds the routed experts, one matrix each; a checkpoint may hold them
-// fused as gate_up_proj [experts, 2·width, hidden] (gate rows first) and
-// down_proj [experts, hidden, width].
-func (t *wants) experts(prefix string, n, width, hidden int) {
-	for e := range n {
-		p := prefix + strconv.Itoa(e) + "."
-		for _, m := range []struct {
-			name, fused       string
-			rows, cols, atRow int
-		}{
-			{"gate_proj.weight", "gate_up_proj", width, hidden, 0},
-			{"up_proj.weight", "gate_up_proj", width, hidden, width},
-			{"down_proj.weight", "down_proj", hidden, width, 0},
-		} {
-			w := t.want(quantize.Expert, p+m.name, m.rows, m.cols)
-			w.Expert, w.Fused, w.FusedRow = e, prefix+m.fused, m.atRow
-		}
-	}
-}

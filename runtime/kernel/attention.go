@@ -83,11 +83,18 @@ func ScoreBatch(dst, q [][]float32, cache []float32, stride int, positions []int
 // Softmax replaces the scores p by e_i/Z with e_i = Exp(p_i − max) and Z the
 // sum of the e in the sixteen stripes of Dot. A stripe is chosen by the place
 // in p, also where p holds the scores of selected positions.
-func Softmax(p []float32) {
-	if softmaxSIMD(p) {
+func Softmax(p []float32) { SoftmaxSink(p, noSink) }
+
+// noSink is a score that changes no softmax.
+var noSink = float32(math.Inf(-1))
+
+// SoftmaxSink is Softmax with one more score, which takes part in the maximum
+// and, after the tree, in Z alone.
+func SoftmaxSink(p []float32, sink float32) {
+	if softmaxSIMD(p, sink) {
 		return
 	}
-	top := float32(math.Inf(-1))
+	top := sink
 	for _, s := range p {
 		if s > top {
 			top = s
@@ -96,7 +103,7 @@ func Softmax(p []float32) {
 	for i, s := range p {
 		p[i] = Exp(s - top)
 	}
-	z := sum(p)
+	z := sum(p) + Exp(sink-top)
 	for i, e := range p {
 		p[i] = e / z
 	}

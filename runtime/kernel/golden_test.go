@@ -113,7 +113,7 @@ func TestG8SameBitsOnEveryMachine(t *testing.T) {
 	check("norms", y, z, w, b, []float32{Dot(x, w)})
 
 	const dim, positions, stride = 16, 700, 80
-	table := NewRoPE(dim, 1e6)
+	table := NewRoPE(dim, Angles{Theta: 1e6})
 	table.Grow(positions)
 	check("rope table", table.cos, table.sin)
 	var wide []float32 // the float64 values in full: their last bits seldom reach a float32
@@ -148,7 +148,7 @@ func TestG8SameBitsOnEveryMachine(t *testing.T) {
 	check("indexer", index)
 
 	chosen, weights := make([]int32, 8), make([]float32, 8)
-	Route(x[:64], x[64:128], 8, 4, 8, true, 2.5, chosen, weights, &tmp)
+	Route(x[:64], x[64:128], false, 8, 4, 8, true, 2.5, chosen, weights, &tmp)
 	for i, e := range chosen {
 		few[i] = float32(e)
 	}

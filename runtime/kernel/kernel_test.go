@@ -327,7 +327,7 @@ func TestNorms(t *testing.T) {
 
 func TestRoPETable(t *testing.T) {
 	const dim, theta = 64, 1e6
-	table := NewRoPE(dim, theta)
+	table := NewRoPE(dim, Angles{Theta: theta})
 	table.Grow(3)
 	table.Grow(200_000)
 	for _, p := range []int{0, 1, 2, 3, 100, 4095, 131071, 199_999} {
@@ -356,7 +356,7 @@ func TestCosSinAgainstTheLibrary(t *testing.T) {
 func TestRoPERotates(t *testing.T) {
 	r := rand.New(rand.NewPCG(15, 0))
 	for _, dim := range []int{2, 6, 64, 128} {
-		table := NewRoPE(dim, 10000)
+		table := NewRoPE(dim, Angles{Theta: 10000})
 		table.Grow(50)
 		cos, sin := table.At(49)
 		x := sample(r, dim, "normal")
@@ -645,7 +645,7 @@ func TestRoute(t *testing.T) {
 				weights[i] *= 2.5
 			}
 			ids, w := make([]int32, c.k), make([]float32, c.k)
-			Route(logits, bias, c.groups, c.keep, c.k, c.normalize, 2.5, ids, w, &tmp)
+			Route(logits, bias, false, c.groups, c.keep, c.k, c.normalize, 2.5, ids, w, &tmp)
 			for i := range ids {
 				if int(ids[i]) != want[i] {
 					t.Fatalf("%+v: experts %v, want %v", c, ids, want)
@@ -659,7 +659,7 @@ func TestRoute(t *testing.T) {
 // Even a router that has underflowed shares nothing out of noise.
 func TestRouteWithVanishingProbabilities(t *testing.T) {
 	ids, w := make([]int32, 2), make([]float32, 2)
-	Route([]float32{-100, -100, -100}, nil, 1, 1, 2, true, 1, ids, w, new(Scratch))
+	Route([]float32{-100, -100, -100}, nil, false, 1, 1, 2, true, 1, ids, w, new(Scratch))
 	sig := 1 / float32(math.MaxFloat32)
 	equalBits(t, "weights", w, []float32{sig / (sig + sig + 1e-20), sig / (sig + sig + 1e-20)})
 	if !slices.Equal(ids, []int32{0, 1}) {
@@ -697,7 +697,7 @@ func TestNothingAllocatesWithUsedScratch(t *testing.T) {
 		Softmax(p)
 		Latent(dst, p, cache, n, nil, &tmp)
 		IndexScore(p, x, x[:4], cache, 1)
-		Route(x[:64], nil, 8, 4, 8, true, 1, ids, w, &tmp)
+		Route(x[:64], nil, false, 8, 4, 8, true, 1, ids, w, &tmp)
 		RMSNorm(dst, x, x, 1e-6)
 		SiLUMul(dst, x, x)
 	}); got != 0 {

@@ -5,21 +5,22 @@ import "math"
 // RoPE is a table of the cosines and sines of rotary embeddings.
 //
 // The chain of float32 roundings is that of transformers: the frequency
-// 1/theta^(2i/dim), times the position, then the cosine of that float32 angle.
+// 1/theta^(2i/dim), times the position, then the cosine of that float32 angle; Angles says what scaling adds.
 // Each step is computed in float64 by operations that every machine rounds
 // alike, so the table is the same everywhere; no math library is asked.
 type RoPE struct {
 	freq     []float32
+	gain     float32
 	cos, sin []float32 // [positions, len(freq)]
 }
 
 // NewRoPE is an empty table for rotations of dim (even) elements.
-func NewRoPE(dim int, theta float64) *RoPE {
-	freq := make([]float32, dim/2)
-	for i := range freq {
-		freq[i] = 1 / float32(fractionalPower(theta, float32(2*i)/float32(dim)))
+func NewRoPE(dim int, a Angles) *RoPE {
+	r := &RoPE{freq: a.frequencies(dim), gain: 1}
+	if a.Gain != 0 {
+		r.gain = float32(a.Gain)
 	}
-	return &RoPE{freq: freq}
+	return r
 }
 
 // Grow makes the table cover the positions below n. It must not run beside At.
@@ -39,7 +40,7 @@ func (r *RoPE) Grow(n int) {
 	for p := have; p < n; p++ {
 		for i, f := range r.freq {
 			c, s := cosSin(float64(float32(p) * f))
-			cos[p*half+i], sin[p*half+i] = float32(c), float32(s)
+			cos[p*half+i], sin[p*half+i] = float32(c)*r.gain, float32(s)*r.gain
 		}
 	}
 	r.cos, r.sin = cos, sin

@@ -88,20 +88,26 @@ func takeLargest(dst []int32, scores []float32, kth float32, k int) []int32 {
 	return dst
 }
 
-// Route chooses the experts of one token. With sig = Sigmoid(logits) and
-// choice = sig + bias (bias may be nil), only the topkGroup of nGroup equal
+// Route chooses the experts of one token. With sig = Sigmoid(logits), or their
+// Softmax, and choice = sig + bias (bias may be nil), only the topkGroup of nGroup equal
 // groups whose two best choices have the largest sum compete, if nGroup > 1;
 // of them the topK largest choices win, ties to the lowest index.
 //
 // ids[topK] are the winners in increasing order and w[topK] their sig, if
 // normalize is set divided by (their sum in that order + 1e-20), times scale.
-func Route(logits, bias []float32, nGroup, topkGroup, topK int, normalize bool, scale float32, ids []int32, w []float32, tmp *Scratch) {
+func Route(logits, bias []float32, softmax bool, nGroup, topkGroup, topK int, normalize bool, scale float32, ids []int32, w []float32, tmp *Scratch) {
 	n := len(logits)
 	tmp.row = grow(tmp.row, 2*n)
 	sig, choice := tmp.row[:n], tmp.row[n:]
-	for i, x := range logits {
-		sig[i] = Sigmoid(x)
-		choice[i] = sig[i]
+	if copy(sig, logits); softmax {
+		Softmax(sig)
+	} else {
+		for i, x := range logits {
+			sig[i] = Sigmoid(x)
+		}
+	}
+	for i, s := range sig {
+		choice[i] = s
 		if bias != nil {
 			choice[i] += bias[i]
 		}

@@ -32,7 +32,7 @@ func addScaledSIMD([]float32, float32, []float32) bool                          
 func addSIMD(_, _ []float32) bool                                                 { return false }
 func scaleBySIMD(_, _, _ []float32, _ float32) bool                               { return false }
 func siluMulSIMD(_, _, _ []float32) bool                                          { return false }
-func softmaxSIMD([]float32) bool                                                  { return false }
+func softmaxSIMD([]float32, float32) bool                                         { return false }
 func indexSIMD(_, _, _, _ []float32, _ int, _ float32) bool                       { return false }
 func dequantSIMD(quantize.Matrix, int, int, []float32) bool                       { return false }
 func qabsSIMD(_, _ [][]float32, _ quantize.Matrix, _ int, _ *Scratch) bool        { return false }

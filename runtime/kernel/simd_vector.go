@@ -249,20 +249,20 @@ func siluMulSIMD(dst, gate, up []float32) bool {
 	return true
 }
 
-func softmaxSIMD(p []float32) bool {
+func softmaxSIMD(p []float32, sink float32) bool {
 	if active == plain {
 		return false
 	}
 	var tops, sums [16]float32
 	greatestVec(p, &tops)
-	top := float32(math.Inf(-1))
+	top := sink
 	for _, s := range tops {
 		if s > top {
 			top = s
 		}
 	}
 	expSumVec(p, top, &sums)
-	divideVec(p, tree(&sums))
+	divideVec(p, tree(&sums)+Exp(sink-top))
 	return true
 }
 

@@ -21,11 +21,11 @@ var ways = []struct {
 	ops  []runtime.Kind
 }{
 	{"embedding", []runtime.Kind{runtime.KindEmbed}},
-	{"norms", []runtime.Kind{runtime.KindRMSNorm, runtime.KindLayerNorm}},
-	{"products", []runtime.Kind{runtime.KindMatMul}},
-	{"attention", []runtime.Kind{runtime.KindMLA}},
-	{"routing", []runtime.Kind{runtime.KindRoute}},
-	{"routed experts", []runtime.Kind{runtime.KindExperts}},
+	{"norms", []runtime.Kind{runtime.KindRMSNorm, runtime.KindLayerNorm, runtime.KindHeadNorm}},
+	{"products", []runtime.Kind{runtime.KindMatMul, runtime.KindAddBias}},
+	{"attention", []runtime.Kind{runtime.KindMLA, runtime.KindAttention, runtime.KindSplit, runtime.KindGate, runtime.KindDeltaNet}},
+	{"routing", []runtime.Kind{runtime.KindRoute, runtime.KindSoftmaxRoute}},
+	{"routed experts", []runtime.Kind{runtime.KindExperts, runtime.KindClampedExperts}},
 }
 
 // limitsOf are the limits of a device that is not at hand. A device with less
@@ -65,6 +65,10 @@ var errNoGPU = errors.New("no GPU")
 
 func (r *Report) placeBackend(name, source string, supports func(runtime.Kind, format.Spec) error) Placement {
 	p := Placement{By: name, Source: source, Dimensions: []string{}, Warnings: []string{}}
+	needs := r.config.Needs()
+	if name == "cpu" {
+		needs = nil
+	}
 	for _, way := range ways {
 		x := newPlacer(way.path, nil)
 		for _, f := range r.mainModel() {
@@ -79,6 +83,14 @@ func (r *Report) placeBackend(name, source string, supports func(runtime.Kind, f
 				x.layers[f.Layer] = onCPU
 			default:
 				x.off(f.Layer, PlacedReason{State: onCPU, Role: f.Role.String(), Format: f.Spec.Name(), Why: strings.TrimPrefix(err.Error(), ": "), Cure: r.cure(f, supports)})
+			}
+		}
+		for _, n := range needs {
+			if !slices.Contains(way.ops, n.Op) {
+				continue
+			}
+			if err := metal.Lacks(n.Op); err != nil {
+				x.off(n.Layer, PlacedReason{State: onCPU, Role: n.Op.String(), Why: strings.TrimPrefix(err.Error(), ": ")})
 			}
 		}
 		if len(x.layers) > 0 {
