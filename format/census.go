@@ -15,24 +15,20 @@ var numbered = regexp.MustCompile(`^(.*?-)([0-9]{1,9})(-of-([0-9]{1,9}))?\.safet
 // maxGaps bounds how many missing shards are named one by one.
 const maxGaps = 1000
 
-// dropStaleIndex forgets an index none of whose shards is there beside a whole
-// model.safetensors, which the reference reads first too.
+// dropStaleIndex forgets an index of other shards beside model.safetensors
+// alone, which the reference reads first too.
 func (p *part) dropStaleIndex(files []string) {
 	const whole = "model" + shardSuffix
-	found := false
-	for _, file := range files {
-		name := filepath.Base(file)
-		found = found || name == whole
-		for _, shard := range p.index {
-			if shard == name {
-				return
-			}
+	if p.index == nil || len(files) != 1 || filepath.Base(files[0]) != whole {
+		return
+	}
+	for _, shard := range p.index {
+		if shard == whole {
+			return
 		}
 	}
-	if found && p.index != nil {
-		p.warnings = append(p.warnings, fmt.Sprintf("%s: none of its shards is there, so it is of another state; %s is read", filepath.Join(p.dir, indexName), whole))
-		p.index = nil
-	}
+	p.warnings = append(p.warnings, fmt.Sprintf("%s: none of its shards is there, so it is of another state; %s is read", filepath.Join(p.dir, indexName), whole))
+	p.index = nil
 }
 
 // census compares the files with what the index and the numbering promise. A
