@@ -2,9 +2,11 @@ package hawkmoth_test
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +16,7 @@ import (
 	"testing"
 
 	"hawkmoth/format"
+	"hawkmoth/internal/fixtures"
 	"hawkmoth/quantize"
 	"hawkmoth/runtime"
 )
@@ -35,6 +38,7 @@ var generated = []struct {
 	{"docs/cli.md", "inspect", func(t *testing.T) string { return help(t, "inspect") }},
 	{"docs/cli.md", "run", func(t *testing.T) string { return help(t, "run") }},
 	{"docs/models.md", "architectures", architectures},
+	{"docs/models.md", "configurations", configurations},
 }
 
 func TestDocs(t *testing.T) {
@@ -155,6 +159,74 @@ func architectures(*testing.T) string {
 		fmt.Fprintf(&b, "| %s | `%s` |\n", a.Name, strings.Join(a.ModelTypes, "`, `"))
 	}
 	return b.String()
+}
+
+// configurations is what ReadConfig makes of published models' files, which are
+// third-party data beside the repository: where they are absent, the table
+// stays as it is and the test is skipped.
+func configurations(t *testing.T) string {
+	t.Helper()
+	dir := fixtures.Shared(t, "configs/hub")
+	files, err := filepath.Glob(filepath.Join(dir, "*.json.gz"))
+	if err != nil || len(files) < 100 {
+		t.Fatalf("%d files: %v", len(files), err)
+	}
+	clean := strings.NewReplacer("|", "\\|", "\n", "; ", "config.json: ", "")
+	var b strings.Builder
+	b.WriteString("| file | read as, or refused because |\n|---|---|\n")
+	for _, file := range files {
+		c, err := runtime.ReadConfig(gunzip(t, file))
+		text := ""
+		if err == nil {
+			text = "**" + c.Arch.Name + "**: " + c.Summary()
+		} else {
+			text = "refused: " + reasons(err)
+		}
+		name := strings.TrimSuffix(strings.TrimSuffix(filepath.Base(file), ".json.gz"), "_config")
+		fmt.Fprintf(&b, "| %s | %s |\n", strings.Replace(name, "--", "/", 1), clean.Replace(text))
+	}
+	return b.String()
+}
+
+// reasons is an error's problems, but the list of architectures, which stands
+// above, and all unknown keys but three.
+func reasons(err error) string {
+	var lines []string
+	unknown := 0
+	for line := range strings.Lines(err.Error()) {
+		line, _, _ = strings.Cut(strings.TrimSpace(line), ", wanted glm_moe_dsa,")
+		if strings.Count(line, "(") > strings.Count(line, ")") {
+			line += ")"
+		}
+		if strings.Contains(line, "is not known and may change the maths") {
+			if unknown++; unknown > 3 {
+				continue
+			}
+		}
+		lines = append(lines, line)
+	}
+	if unknown > 3 {
+		lines = append(lines, fmt.Sprintf("and %d more such keys", unknown-3))
+	}
+	return strings.Join(lines, "; ")
+}
+
+func gunzip(t *testing.T, file string) []byte {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
 }
 
 // build compiles a command into a directory of the test.

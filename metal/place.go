@@ -68,7 +68,7 @@ func tensorKind(name string) string {
 		return "experts." + name[strings.LastIndex(name, ".")+1:]
 	}
 	parts := strings.Split(name, ".")
-	if n := len(parts); strings.HasPrefix(name, "model.layers.") && n > 4 && parts[n-2] != "self_attn" {
+	if n := len(parts); strings.Contains(name, "model.layers.") && n > 4 && parts[n-2] != "self_attn" {
 		return strings.Join(parts[n-2:], ".")
 	}
 	return parts[len(parts)-1]

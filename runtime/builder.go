@@ -36,7 +36,7 @@ func (b *Builder) weight(name string) Weight {
 	if b.err != nil {
 		return noWeight
 	}
-	w, err := b.bind(name)
+	w, err := b.bind(b.cfg.Prefix + name)
 	if err != nil {
 		b.err = err
 		return noWeight

@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -16,6 +17,7 @@ import (
 type Config struct {
 	Arch      *Arch
 	ModelType string
+	Prefix    string // of every tensor's name, in a model of text and more
 
 	VocabSize, Hidden, Layers, Heads int
 	Intermediate                     int    // width of a dense layer's MLP
@@ -73,24 +75,33 @@ func ReadConfig(data []byte) (*Config, error) {
 	if err := json.Unmarshal(data, &o.raw); err != nil {
 		return nil, &format.Error{Kind: format.ErrCorrupt, Path: o.path, What: "not a JSON object", Err: err}
 	}
-	modelType := o.text("model_type")
-	arch := archFor(modelType)
-	if arch == nil {
+	c := &Config{ModelType: o.text("model_type")}
+	if prefix, ok := wrappers[c.ModelType]; ok {
+		o.quantization()
+		text := o.sub("text_config")
+		text.problems = o.problems
+		o, c.ModelType, c.Prefix = text, text.text("model_type"), prefix
+	}
+	if c.Arch = archFor(c.ModelType); c.Arch == nil {
 		var known []string
 		for _, a := range arches {
 			known = append(known, a.ModelTypes...)
 		}
 		return nil, &format.Error{Kind: format.ErrUnsupported, Path: o.path, What: "no such architecture (model_type)",
-			Found: fmt.Sprintf("%q", modelType), Wanted: strings.Join(known, ", ")}
+			Found: fmt.Sprintf("%q", c.ModelType), Wanted: strings.Join(known, ", ")}
 	}
-	c := &Config{Arch: arch, ModelType: modelType}
-	arch.Config(o, c)
+	c.Arch.Config(o, c)
 	o.rest()
 	if err := o.problems.Err(); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
+
+// wrappers are the model_types of models of text and more whose text_config is
+// an architecture, with the prefix of their text's tensors. What else they hold
+// does not concern text.
+var wrappers = map[string]string{"kimi_k25": "language_model."}
 
 // neutralKeys do not change what a forward pass computes.
 var neutralKeys = []string{
@@ -135,6 +146,10 @@ func (o *object) get(dst any, names ...string) bool {
 }
 
 func clip(raw []byte) string {
+	var b bytes.Buffer
+	if json.Compact(&b, raw) == nil {
+		raw = b.Bytes()
+	}
 	if len(raw) > 60 {
 		return string(raw[:57]) + "..."
 	}

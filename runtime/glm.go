@@ -56,7 +56,7 @@ func glmSharedIndexers(o *object, c *Config) {
 // mlaTensors and mlaLayer serve every architecture with MLA: config.json says
 // whether its layers have indexers.
 func mlaTensors(c *Config) []quantize.Want {
-	t := wants{}
+	t := wants{base: c.Prefix}
 	t.decoder(c, func(l int) { t.mla(c, l) })
 	return t.list
 }

@@ -23,7 +23,7 @@ func llamaConfig(o *object, c *Config) {
 // gqaTensors and gqaLayer serve every architecture whose layers are
 // grouped-query attention and an MLP, of experts or not.
 func gqaTensors(c *Config) []quantize.Want {
-	t := wants{}
+	t := wants{base: c.Prefix}
 	t.decoder(c, func(int) { t.gqa(c) })
 	return t.list
 }

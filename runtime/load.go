@@ -145,7 +145,7 @@ func (m *Model) warn() {
 	if !m.indexer && m.Config.IndexTopK > 0 {
 		m.Warnings = append(m.Warnings, fmt.Sprintf("no indexer weights: attention is dense; beyond %d tokens that is not the model as trained", m.Config.IndexTopK))
 	}
-	if m.Config.Tied && m.weights["lm_head.weight"] != nil {
+	if m.Config.Tied && m.weights[m.Config.Prefix+"lm_head.weight"] != nil {
 		m.Warnings = append(m.Warnings, "tie_word_embeddings is true, yet lm_head.weight is there: it is used")
 	}
 	if n := len(m.Census.Extra); n > 0 {
@@ -167,7 +167,7 @@ func (m *Model) warn() {
 
 func (m *Model) isMTP(name string) bool {
 	for l := m.Config.Layers; l < m.Config.Layers+m.Config.MTPLayers; l++ {
-		if p := layerPrefix(l); len(name) > len(p) && name[:len(p)] == p {
+		if p := m.Config.Prefix + layerPrefix(l); len(name) > len(p) && name[:len(p)] == p {
 			return true
 		}
 	}

@@ -1,5 +1,12 @@
 package runtime
 
+import (
+	"fmt"
+	"slices"
+
+	"hawkmoth/format"
+)
+
 // minimaxM2 is MiniMax-M2: queries and keys are normed as whole vectors, a
 // part of each head is rotated, and a corrected sigmoid chooses the experts.
 var minimaxM2 = Arch{
@@ -23,6 +30,10 @@ func minimaxM2Config(o *object, c *Config) {
 	}
 	c.QKNorm = NormWhole
 	o.only("use_qk_norm", true)
+	var kinds []int // 1 is softmax attention
+	if o.get(&kinds, "attn_type_list"); slices.ContainsFunc(kinds, func(k int) bool { return k != 1 }) {
+		o.fail(format.ErrUnsupported, "attn_type_list changes the maths and is not implemented", fmt.Sprint(kinds), "1 for every layer")
+	}
 	o.only("qk_norm_type", "per_layer")
 	o.experts(c, &minimaxMoE, "intermediate_size")
 	o.only("scoring_func", "sigmoid")

@@ -96,10 +96,10 @@ func (t *wants) expert(c *Config, prefix string, e int) {
 	}{{n.gate, "gate_up_proj", width, hidden, 0, step}, {n.up, "gate_up_proj", width, hidden, upRow, step}, {n.down, "down_proj", hidden, width, 0, 1}} {
 		p := prefix + strconv.Itoa(e) + "." + m.name
 		w := t.want(quantize.Expert, p+".weight", m.rows, m.cols)
-		w.Expert, w.Fused, w.FusedRow, w.FusedStep, w.FusedT = e, prefix+m.fused, m.row, m.step, n.fusedT
+		w.Expert, w.Fused, w.FusedRow, w.FusedStep, w.FusedT = e, t.base+prefix+m.fused, m.row, m.step, n.fusedT
 		if n.biased {
 			w = t.want(quantize.Norm, p+".bias", m.rows)
-			w.Expert, w.Fused, w.FusedRow, w.FusedStep = e, prefix+m.fused+"_bias", m.row, m.step
+			w.Expert, w.Fused, w.FusedRow, w.FusedStep = e, t.base+prefix+m.fused+"_bias", m.row, m.step
 		}
 	}
 }

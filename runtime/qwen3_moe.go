@@ -20,6 +20,9 @@ func qwen3MoEConfig(o *object, c *Config) {
 	c.QKVBias = o.flag(false, "attention_bias")
 	c.OutBias = c.QKVBias
 	o.noWindow(c)
+	o.only("qkv_bias", false)
+	o.only("use_qk_norm", true)
+	o.only("shared_expert_intermediate_size", 0.0)
 	o.experts(c, &qwenMoE, "moe_intermediate_size")
 	o.sparseSteps(c)
 	c.SoftmaxRouter = true

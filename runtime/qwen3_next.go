@@ -59,7 +59,7 @@ func qwen3NextConfig(o *object, c *Config) {
 }
 
 func qwen3NextTensors(c *Config) []quantize.Want {
-	t := wants{}
+	t := wants{base: c.Prefix}
 	t.decoder(c, func(l int) {
 		if !c.Recurrent[l] {
 			t.gqa(c)

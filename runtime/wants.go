@@ -10,6 +10,7 @@ import (
 // reading order.
 type wants struct {
 	list   []quantize.Want
+	base   string // prefix of all names
 	prefix string // "model.layers.N."
 	layer  int
 	mtp    bool
@@ -22,10 +23,10 @@ func (t *wants) at(layer int, mtp bool) {
 }
 
 // outside leaves the layers.
-func (t *wants) outside() { *t = wants{list: t.list} }
+func (t *wants) outside() { *t = wants{list: t.list, base: t.base} }
 
 func (t *wants) want(role quantize.Role, name string, shape ...int) *quantize.Want {
-	w := quantize.Want{Name: name, Shape: shape, Role: role, Layer: t.layer, Expert: -1, MTP: t.mtp, Optional: t.mtp}
+	w := quantize.Want{Name: t.base + name, Shape: shape, Role: role, Layer: t.layer, Expert: -1, MTP: t.mtp, Optional: t.mtp}
 	if !t.inside {
 		w.Layer = -1
 	}
@@ -43,7 +44,7 @@ func (t *wants) optional(role quantize.Role, name string, shape ...int) {
 func (t *wants) head(name string, c *Config) {
 	w := t.want(quantize.Head, name, c.VocabSize, c.Hidden)
 	if c.Tied {
-		w.Optional, w.Tied = true, "model.embed_tokens.weight"
+		w.Optional, w.Tied = true, t.base+"model.embed_tokens.weight"
 	}
 }
 
