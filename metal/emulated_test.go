@@ -5,6 +5,7 @@ package metal
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"strings"
 	"testing"
@@ -195,3 +196,35 @@ func (silentCommands) Use(...Buffer)                 {}
 func (silentCommands) Dispatch(_, _ Size)            {}
 func (silentCommands) Barrier()                      {}
 func (silentCommands) End()                          {}
+
+// TestFamiliesBitForBit: every architecture gives the CPU's bits on a device
+// with memory of its own; what has no kernel runs on the CPU, as predicted.
+func TestFamiliesBitForBit(t *testing.T) {
+	for name, whole := range map[string]bool{"deepseek_v3": true, "deepseek_v32": true, "glm4_moe_lite": true, "glm4_moe": false, "llama": false, "qwen3": false,
+		"qwen3_moe": false, "olmoe": false, "mixtral": false, "minimax_m2": false, "gpt_oss": false, "qwen3_next": false} {
+		t.Run(name, func(t *testing.T) {
+			ids, dir := oracleIDs(t, name)[:24], fixtures.Path(t, name)
+			want := logits(t, load(t, dir, runtime.NewCPU(1)), ids, 20, 20, true)
+			l := emulator(t, EmulatorOptions{}).Limits()
+			l.Unified = false
+			d := emulator(t, EmulatorOptions{Limits: &l})
+			b := newBackend(t, d)
+			m := load(t, dir, b)
+			compare(t, name, logits(t, m, ids, 20, 7, true), want)
+			predicted, counted := map[string]bool{}, map[string]bool{}
+			for _, p := range Place(m.Config.Needs(), modelWants(m), l) {
+				if p.Why != nil {
+					predicted[p.Why.Error()] = true
+				}
+			}
+			for _, c := range b.Counts() {
+				if c.CPU > 0 {
+					counted[c.Why] = true
+				}
+			}
+			if !maps.Equal(predicted, counted) || (len(counted) == 0) != whole {
+				t.Errorf("predicted %v, counted %v", predicted, counted)
+			}
+		})
+	}
+}

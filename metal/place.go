@@ -122,7 +122,9 @@ func Notices(list []Placement, l Limits, dir string) []Notice {
 		}
 		if at := fmt.Sprint(k, p.Layer); !seen[at] {
 			seen[at] = true
-			layers[k]++
+			if p.Layer >= 0 {
+				layers[k]++
+			}
 		}
 	}
 	var out []Notice

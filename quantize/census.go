@@ -233,6 +233,9 @@ func join(numbers []int, sep string) string {
 	return strings.Join(texts, sep)
 }
 
+// Scattered says whether the tensor's elements lie apart among those of others.
+func (f *Found) Scattered() bool { return f.apart.size > 0 }
+
 // Bind makes the matrix: views into the mapped shard, no copy but for BF16
 // block scales and for matrices whose elements are apart in fused experts.
 func (f *Found) Bind() (Matrix, error) {

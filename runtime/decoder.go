@@ -165,16 +165,16 @@ func (t *wants) block(c *Config, l int, layer func(l int)) {
 	t.add(quantize.Norm, t.prefix+"input_layernorm.weight", c.Hidden)
 	layer(l)
 	t.add(quantize.Norm, t.prefix+"post_attention_layernorm.weight", c.Hidden)
-	if c.sparse(l) {
+	if c.Sparse(l) {
 		t.moe(c)
 	} else {
 		t.mlp(quantize.Dense, t.prefix+"mlp.", c.Intermediate, c.Hidden)
 	}
 }
 
-// sparse says whether a layer has experts; multi-token-prediction blocks have
+// Sparse says whether a layer has experts; multi-token-prediction blocks have
 // them if any layer does.
-func (c *Config) sparse(l int) bool {
+func (c *Config) Sparse(l int) bool {
 	if l < len(c.SparseMLP) {
 		return c.SparseMLP[l]
 	}
@@ -187,7 +187,7 @@ func (b *Builder) block(layer int, attention func(prefix string, h Vec) Vec) {
 	h := b.norm(p+"input_layernorm.weight", "h", b.x.All())
 	b.add(attention(p, h), b.x)
 	h = b.norm(p+"post_attention_layernorm.weight", "h", b.x.All())
-	if b.cfg.sparse(layer) {
+	if b.cfg.Sparse(layer) {
 		b.add(b.moe(p, h), b.x)
 	} else {
 		b.add(b.mlp(StageDense, p+"mlp.", h), b.x)

@@ -9,7 +9,7 @@ import (
 func (c *Config) Summary() string {
 	dense := 0
 	for l := range c.Layers {
-		if !c.sparse(l) {
+		if !c.Sparse(l) {
 			dense++
 		}
 	}
@@ -20,7 +20,7 @@ func (c *Config) Summary() string {
 	case dense < c.Layers:
 		parts[0] += fmt.Sprintf(" (%d dense, %d with experts)", dense, c.Layers-dense)
 	}
-	parts = append(parts, fmt.Sprintf("hidden %d", c.Hidden), c.attention())
+	parts = append(parts, fmt.Sprintf("hidden %d", c.Hidden), c.Attention())
 	if c.Experts > 0 {
 		text := fmt.Sprintf("%d experts, %d a token", c.Experts, c.ExpertsPerToken)
 		if c.SharedExperts > 0 {
@@ -35,8 +35,8 @@ func (c *Config) Summary() string {
 	return strings.Join(parts, "; ")
 }
 
-// attention says how tokens look at each other.
-func (c *Config) attention() string {
+// Attention says how tokens look at each other.
+func (c *Config) Attention() string {
 	text := fmt.Sprintf("%d heads of %d over %d of keys and values", c.Heads, c.HeadDim, c.KVHeads)
 	if c.KVLoRA > 0 {
 		text = fmt.Sprintf("%d heads of latent attention (MLA)", c.Heads)

@@ -20,11 +20,9 @@ func (r *Report) takeCensus() {
 	r.wants = c.Arch.Tensors(c)
 	r.Architecture = &Architecture{Name: c.Arch.Name, ModelType: c.ModelType, Layers: c.Layers, Hidden: c.Hidden, Heads: c.Heads,
 		Experts: c.Experts, ExpertsPerToken: c.ExpertsPerToken, SharedExperts: c.SharedExperts, Vocabulary: c.VocabSize,
-		Context: c.MaxPositions, MTPLayers: c.MTPLayers, IndexTopK: c.IndexTopK, Tied: c.Tied}
-	for _, sparse := range c.SparseMLP {
-		if !sparse {
-			r.Architecture.DenseLayers++
-		}
+		Context: c.MaxPositions, MTPLayers: c.MTPLayers, Attention: c.Attention(), IndexTopK: c.IndexTopK, Tied: c.Tied}
+	for l := range c.Layers {
+		r.Architecture.DenseLayers += one(!c.Sparse(l))
 	}
 	var problems format.Problems
 	r.census, problems = quantize.TakeCensus(r.snap, r.wants)
@@ -206,7 +204,7 @@ func (r *Report) sizes() {
 		}
 		p.Total += n
 	}
-	share, of := int64(r.config.ExpertsPerToken), int64(r.config.Experts)
+	share, of := int64(r.config.ExpertsPerToken), int64(max(r.config.Experts, 1))
 	p.Active += experts / of * share
 	p.ActiveBytes += expertBytes / of * share
 	r.Parameters, r.Formats = &p, formats.list()

@@ -103,8 +103,7 @@ func (r *Report) HTML(w io.Writer) error {
 		p.VerdictClass = "unsure"
 	}
 	if a := r.Architecture; a != nil {
-		p.Subtitle = fmt.Sprintf("%s, %s (%s): %s, %d dense and %d with experts; hidden %d, heads %d, experts %d of which a token reads %d and %d shared; vocabulary %d, context %d",
-			r.Kind, a.Name, a.ModelType, plural(a.Layers, "layer"), a.DenseLayers, a.Layers-a.DenseLayers, a.Hidden, a.Heads, a.Experts, a.ExpertsPerToken, a.SharedExperts, a.Vocabulary, a.Context)
+		p.Subtitle = fmt.Sprintf("%s, %s (%s): %s; %s; %s; vocabulary %d, context %d", r.Kind, a.Name, a.ModelType, a.layers(), a.sizes(), a.Attention, a.Vocabulary, a.Context)
 	}
 	if r.Against != nil {
 		p.Against = r.Against.Checkpoint
@@ -158,7 +157,9 @@ func (r *Report) pageCards(p *page) {
 	}
 	if r.MTP != nil {
 		add(r.MTP.State, "MTP block, "+r.MTP.text("of no use"))
-		add(r.Indexer.State, "indexer, "+r.Indexer.text("attention is dense"))
+		if r.Architecture.IndexTopK > 0 {
+			add(r.Indexer.State, "indexer, "+r.Indexer.text("attention is dense"))
+		}
 	}
 	if text := r.Stamps.text(); text != "" {
 		_, doubt, _ := strings.Cut(text, "; ")

@@ -60,7 +60,7 @@ func (r *Report) AddMemory(context int, budget int64) error {
 	m := &Memory{Context: context, Budget: budget}
 	sizes := r.expertSizes(m)
 	m.KVCache, m.IndexerCache = c.CacheBytes(context, r.Indexer.State == "present")
-	m.Buffers = r.buffers(min(context, runtime.DefaultChunk))
+	m.Buffers = c.BufferBytes(context, min(context, runtime.DefaultChunk), r.Indexer.State == "present")
 	base := m.Resident + m.KVCache + m.IndexerCache + m.Buffers
 	m.Whole = base + m.ExpertBytes
 	m.Minimum = base + int64(c.ExpertsPerToken)*m.LargestExpert
@@ -95,18 +95,9 @@ func (r *Report) expertSizes(m *Memory) []int64 {
 		m.SmallestExpert, m.LargestExpert = sizes[0], sizes[len(sizes)-1]
 	}
 	for _, n := range layers {
-		m.TokenBytes += n / int64(r.config.Experts) * int64(r.config.ExpertsPerToken)
+		m.TokenBytes += n / int64(max(r.config.Experts, 1)) * int64(r.config.ExpertsPerToken)
 	}
 	return sizes
-}
-
-// buffers is about what a batch of rows needs: the residual stream, the
-// projections of one layer, and logits.
-func (r *Report) buffers(rows int) int64 {
-	c := r.config
-	width := 8*c.Hidden + 2*c.QLoRA + c.KVLoRA + c.Rope + c.Heads*(c.Nope+2*c.Rope+c.ValueHd) + c.IndexHeads*c.IndexDim*2 + c.IndexTopK +
-		3*max(c.Intermediate, c.MoEIntermediate*max(c.SharedExperts, 1)) + c.Experts
-	return 4 * (int64(rows)*int64(width) + int64(min(rows, 32))*int64(c.VocabSize))
 }
 
 func (m *Memory) plan(base int64, sizes []int64) {
@@ -146,7 +137,11 @@ func (r *Report) WriteMemory(w io.Writer) error {
 	l.f("memory of a run with %d tokens of context", m.Context)
 	t := cli.NewTable("part", "bytes", "")
 	t.Add("weights outside the routed experts", cli.Bytes(m.Resident), "")
-	t.Add("cache of latents", cli.Bytes(m.KVCache), fmt.Sprintf("%s a token", cli.Bytes(m.KVCache/int64(m.Context))))
+	what := "cache of latents"
+	if r.config.KVLoRA == 0 {
+		what = "cache of keys and values"
+	}
+	t.Add(what, cli.Bytes(m.KVCache), fmt.Sprintf("%s a token", cli.Bytes(m.KVCache/int64(m.Context))))
 	switch {
 	case m.IndexerCache > 0:
 		t.Add("cache of the indexer's keys", cli.Bytes(m.IndexerCache), fmt.Sprintf("%s a token", cli.Bytes(m.IndexerCache/int64(m.Context))))

@@ -297,6 +297,9 @@ func (p *Placement) table() *cli.Table {
 	t := cli.NewTable(head...).Left(1, 2, 3)
 	for _, x := range p.Paths {
 		cells := []any{x.Path, layersCell(x.GPU), layersCell(x.CPU)}
+		if x.GPU == outside && x.CPU != "" {
+			cells[1] = "outside"
+		}
 		if wrong {
 			cells = append(cells, layersCell(x.Misread))
 		}
@@ -380,7 +383,7 @@ func (l *lines) reasons(paths []PlacedPath) {
 	}
 	l.f("\nnot on the GPU")
 	for _, x := range list {
-		l.f("  %s", clean(fmt.Sprintf("%s %s: %s", x.Role, x.Format, x.Why)))
+		l.f("  %s", clean(strings.TrimSpace(x.Role+" "+x.Format)+": "+x.Why))
 		l.f("    %s", clean(x.Where))
 		if x.Cure != "" {
 			l.f("    cure: %s", clean(x.Cure))

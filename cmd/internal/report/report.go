@@ -119,6 +119,7 @@ type Architecture struct {
 	Vocabulary      int    `json:"vocabulary"`
 	Context         int    `json:"context"` // positions
 	MTPLayers       int    `json:"mtp_layers"`
+	Attention       string `json:"attention"` // in words
 	IndexTopK       int    `json:"index_topk"`
 	Tied            bool   `json:"tied"` // lm_head is the embedding
 }

@@ -108,8 +108,9 @@ func (r *Report) Summary(w io.Writer) error {
 		l.f("")
 	}
 	if a := r.Architecture; a != nil {
-		l.field("architecture", fmt.Sprintf("%s (%s): %s, %d dense and %d with experts", a.Name, a.ModelType, plural(a.Layers, "layer"), a.DenseLayers, a.Layers-a.DenseLayers))
-		l.field("", fmt.Sprintf("hidden %d, heads %d, experts %d of which a token reads %d and %d shared", a.Hidden, a.Heads, a.Experts, a.ExpertsPerToken, a.SharedExperts))
+		l.field("architecture", fmt.Sprintf("%s (%s): %s", a.Name, a.ModelType, a.layers()))
+		l.field("", a.sizes())
+		l.field("", a.Attention)
 		l.field("", fmt.Sprintf("vocabulary %d, context %d", a.Vocabulary, a.Context))
 	}
 	if p := r.Parameters; p != nil {
@@ -131,7 +132,9 @@ func (r *Report) Summary(w io.Writer) error {
 	}
 	l.field("completeness", r.Completeness.text())
 	l.field("MTP block", r.MTP.text("of no use"))
-	l.field("indexer", r.Indexer.text("attention is dense"))
+	if r.Architecture == nil || r.Architecture.IndexTopK > 0 {
+		l.field("indexer", r.Indexer.text("attention is dense"))
+	}
 	l.field("stamps", r.Stamps.text())
 	for i, line := range r.placementLines() {
 		l.field([]string{"placement", ""}[min(i, 1)], line)
@@ -166,6 +169,23 @@ func (r *Report) verdict() string {
 		return r.Verdict + ", MTP block damaged"
 	}
 	return r.Verdict
+}
+
+// layers counts a model's layers by what follows their attention.
+func (a *Architecture) layers() string {
+	text := plural(a.Layers, "layer")
+	if a.Experts > 0 {
+		text += fmt.Sprintf(", %d dense and %d with experts", a.DenseLayers, a.Layers-a.DenseLayers)
+	}
+	return text
+}
+
+func (a *Architecture) sizes() string {
+	text := fmt.Sprintf("hidden %d, heads %d", a.Hidden, a.Heads)
+	if a.Experts > 0 {
+		text += fmt.Sprintf(", experts %d of which a token reads %d and %d shared", a.Experts, a.ExpertsPerToken, a.SharedExperts)
+	}
+	return text
 }
 
 func (c *Completeness) text() string {

@@ -13,6 +13,7 @@ const tinySummary = `tiny: container, loadable
 
 architecture  GlmMoeDsa (glm_moe_dsa): 6 layers, 1 dense and 5 with experts
               hidden 192, heads 4, experts 8 of which a token reads 2 and 1 shared
+              4 heads of latent attention (MLA), the indexer's best 2048 positions
               vocabulary 4096, context 2048
 parameters    6.3 M, active per token 3.3 M (2.2 MB of weights)
 size          4.3 MB in 1 shard, 5.48 bits/weight, 99.8 % of the parameters quantised

@@ -164,6 +164,9 @@ func (r *Report) subjects() []*subject {
 	if r.census != nil {
 		for i := range r.census.Found {
 			f := &r.census.Found[i]
+			if f.Scattered() {
+				continue // the fused tensor is read as it lies, below
+			}
 			list = append(list, &subject{found: f, tensor: f.Tensor, spec: f.Spec, offset: f.Offset, scales: f.Scales, sizes: r.groupSizes(f), stamped: r.snap.Stamped(f.Name)})
 			seen[f.Tensor.Name] = true
 			if f.Scales != nil {
