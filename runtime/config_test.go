@@ -20,6 +20,11 @@ func glmJSON(t testing.TB, change map[string]any) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return changed(t, data, change)
+}
+
+func changed(t testing.TB, data []byte, change map[string]any) []byte {
+	t.Helper()
 	var keys map[string]any
 	if err := json.Unmarshal(data, &keys); err != nil {
 		t.Fatal(err)
@@ -31,7 +36,8 @@ func glmJSON(t testing.TB, change map[string]any) []byte {
 			keys[k] = v
 		}
 	}
-	if data, err = json.Marshal(keys); err != nil {
+	data, err := json.Marshal(keys)
+	if err != nil {
 		t.Fatal(err)
 	}
 	return data
@@ -123,19 +129,113 @@ func TestConfigReadings(t *testing.T) {
 	}
 }
 
+// configOf is the config of another checkpoint with some keys changed.
+func configOf(t testing.TB, name string, change map[string]any) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(fixtures.Path(t, name), "config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return changed(t, data, change)
+}
+
+func TestConfigsOfFamilies(t *testing.T) {
+	type m = map[string]any
+	for _, tc := range []struct {
+		name, of string
+		change   m
+		ok       func(c *Config) bool // nil: refused
+		says     string
+	}{
+		{name: "legacy yarn", of: "deepseek_v3", change: m{"rope_parameters": nil, "rope_theta": 1e4, "rope_scaling": m{"type": "yarn", "factor": 40, "mscale": 1, "mscale_all_dim": 1, "original_max_position_embeddings": 4096}},
+			ok: func(c *Config) bool {
+				return c.Angles.Factor == 40 && c.Angles.Gain == 1 && c.ScoreGain > 1.8 && c.Angles.Theta == 1e4
+			}},
+		{name: "two rotations", of: "deepseek_v3", change: m{"rope_scaling": m{"type": "yarn"}}, says: "rope_scaling beside rope_parameters"},
+		{name: "linear scaling", of: "llama", change: m{"rope_parameters": m{"rope_type": "linear", "factor": 2}}, says: "rope_type"},
+		{name: "sections of a rotation", of: "qwen3", change: m{"rope_parameters": m{"rope_type": "default", "mrope_section": []int{8, 4, 4}}}, says: "mrope_section"},
+		{name: "num_experts", of: "qwen3_moe", change: m{"num_local_experts": nil, "num_experts": 8}, ok: func(c *Config) bool { return c.Experts == 8 }},
+		{name: "experts_per_token", of: "gpt_oss", change: m{"num_experts_per_tok": nil, "experts_per_token": 3}, ok: func(c *Config) bool { return c.ExpertsPerToken == 3 }},
+		{name: "every second layer", of: "qwen3_moe", change: m{"decoder_sparse_step": 2, "mlp_only_layers": []int{}},
+			ok: func(c *Config) bool { return slices.Equal(c.SparseMLP, []bool{false, true, false}) }},
+		{name: "layers that are not there", of: "qwen3_moe", change: m{"mlp_only_layers": []int{3}}, says: "mlp_only_layers"},
+		{name: "sliding window of all", of: "mixtral", change: m{"sliding_window": 16}, ok: func(c *Config) bool { return slices.Equal(c.Windows, []int{16, 16, 16}) }},
+		{name: "sliding window of some", of: "qwen3", change: m{"use_sliding_window": true, "sliding_window": 16}, says: "use_sliding_window"},
+		{name: "sliding layers", of: "qwen3", change: m{"layer_types": []string{"sliding_attention", "full_attention", "full_attention"}}, says: "layer_types[0]"},
+		{name: "windows without a list", of: "gpt_oss", change: m{"layer_types": nil}, ok: func(c *Config) bool { return slices.Equal(c.Windows, []int{16, 0, 16}) }},
+		{name: "limit of gates", of: "gpt_oss", change: m{"swiglu_limit": 5}, ok: func(c *Config) bool { return c.Gating.Limit == 5 }},
+		{name: "mxfp4", of: "gpt_oss", change: m{"quantization_config": m{"quant_method": "mxfp4"}}, says: "mxfp4"},
+		{name: "clipped projections", of: "olmoe", change: m{"clip_qkv": 8}, says: "clip_qkv"},
+		{name: "heads by default", of: "llama", change: m{"head_dim": nil, "num_key_value_heads": nil}, ok: func(c *Config) bool { return c.HeadDim == 16 && c.KVHeads == 4 }},
+		{name: "heads that do not divide", of: "llama", change: m{"num_key_value_heads": 3}, says: "num_key_value_heads"},
+		{name: "legacy rotary_dim", of: "minimax_m2", change: m{"rope_parameters": nil, "rope_theta": 5e6}, ok: func(c *Config) bool { return c.Rope == 8 }},
+		{name: "rotary_dim beside rope_parameters", of: "minimax_m2", ok: func(c *Config) bool { return c.Rope == 16 }},
+		{name: "full_attention_interval", of: "qwen3_next", change: m{"layer_types": nil, "full_attention_interval": 2}, ok: func(c *Config) bool { return slices.Equal(c.Recurrent, []bool{true, false, true}) }},
+		{name: "heads of values", of: "qwen3_next", change: m{"linear_num_value_heads": 3}, says: "linear_num_value_heads"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c, err := ReadConfig(configOf(t, tc.of, tc.change))
+			switch {
+			case tc.ok == nil:
+				if err == nil || !strings.Contains(err.Error(), tc.says) {
+					t.Errorf("got %v, want %q", err, tc.says)
+				}
+			case err != nil:
+				t.Error(err)
+			case !tc.ok(c):
+				t.Errorf("read as %+v", c)
+			}
+		})
+	}
+}
+
+// TestTextConfig: the text of a model of text and more has its own config and a
+// prefix of its tensors' names.
+func TestTextConfig(t *testing.T) {
+	wrap := func(outer, change map[string]any) []byte {
+		outer["text_config"] = json.RawMessage(configOf(t, "deepseek_v3", change))
+		data, err := json.Marshal(outer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	c, err := ReadConfig(wrap(map[string]any{"model_type": "kimi_k25", "vision_config": map[string]any{"depth": 2}}, map[string]any{"model_type": "kimi_k2"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range c.Arch.Tensors(c) {
+		if !strings.HasPrefix(w.Name, "language_model.") || w.Fused != "" && !strings.HasPrefix(w.Fused, "language_model.") {
+			t.Fatalf("%s, fused in %q", w.Name, w.Fused)
+		}
+	}
+	for says, data := range map[string][]byte{
+		"no_such":      wrap(map[string]any{"model_type": "no_such"}, nil),
+		"quant_method": wrap(map[string]any{"model_type": "kimi_k25", "quantization_config": map[string]any{"quant_method": "modelopt"}}, nil),
+		"foo":          wrap(map[string]any{"model_type": "kimi_k25"}, map[string]any{"foo": 1}),
+	} {
+		if _, err := ReadConfig(data); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("got %v, want %q", err, says)
+		}
+	}
+}
+
 // FuzzReadConfig: whatever the file says, there is a config with positive
 // shapes and a bounded list of tensors, or an error.
 func FuzzReadConfig(f *testing.F) {
 	f.Add(glmJSON(f, nil))
 	f.Add(glmJSON(f, map[string]any{"mlp_layer_types": nil, "indexer_types": nil, "layer_types": nil, "num_hidden_layers": 40, "num_nextn_predict_layers": 2}))
 	f.Add([]byte(`{"model_type":"glm_moe_dsa","num_hidden_layers":-1}`))
+	for _, name := range oracles {
+		f.Add(configOf(f, name, nil))
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := ReadConfig(data)
 		if err != nil {
 			return
 		}
 		wants := c.Arch.Tensors(c)
-		if len(wants) > 4*maxExperts {
+		if len(wants) > 8*maxExperts {
 			t.Fatalf("%d tensors", len(wants))
 		}
 		for _, w := range wants {
@@ -144,6 +244,9 @@ func FuzzReadConfig(f *testing.F) {
 					t.Fatalf("%s has shape %v", w.Name, w.Shape)
 				}
 			}
+		}
+		if c.Summary() == "" {
+			t.Fatal("no summary")
 		}
 	})
 }

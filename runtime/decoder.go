@@ -123,7 +123,7 @@ func (o *object) consistent(c *Config) {
 	if c.KVHeads > 0 {
 		list = append(list, problem{c.Heads%c.KVHeads != 0, "num_key_value_heads", fmt.Sprint(c.KVHeads), fmt.Sprintf("a divisor of num_attention_heads, %d", c.Heads)},
 			problem{c.Rope > c.HeadDim, rotated, fmt.Sprint(c.Rope), fmt.Sprintf("at most head_dim, %d", c.HeadDim)},
-			width("num_attention_heads · head_dim", c.Heads*c.HeadDim))
+			width("2 · num_attention_heads · head_dim", 2*c.Heads*c.HeadDim))
 	}
 	if c.IndexTopK > 0 {
 		list = append(list, problem{c.Rope > c.IndexDim, "index_head_dim", fmt.Sprint(c.IndexDim), fmt.Sprintf("at least qk_rope_head_dim, %d", c.Rope)},
