@@ -137,9 +137,14 @@ func TestOneMessageForOneFault(t *testing.T) {
 				added[len(added)-1].(map[string]any)["id"] = 4096
 			})
 			return dir
-		}, 4, []string{"tokenizer.json: tokens that the embedding has no row for (found ids up to 4096, wanted at most 4095, by vocab_size)"}},
+		}, 4, []string{string(filepath.Separator) + "tokenizer.json: tokens that the embedding has no row for (found ids up to 4096, wanted at most 4095, by vocab_size)"}},
 		{"a tensor of another shape", config(func(c map[string]any) { c["intermediate_size"] = 511 }), 4, []string{"model.layers.0.mlp.down_proj.weight: shape"}},
-		{"another architecture", config(func(c map[string]any) { c["model_type"] = "another" }), 3, []string{`no such architecture (model_type) (found "another"`}},
+		{"stop tokens that cannot be read", func(t *testing.T) string {
+			dir := fixtures.TinyGLMDir(t)
+			edit(t, filepath.Join(dir, "generation_config.json"), func(c map[string]any) { c["eos_token_id"] = "end" })
+			return dir
+		}, 4, []string{string(filepath.Separator) + `generation_config.json: eos_token_id (found "end", wanted a token id or a list of them)`}},
+		{"another architecture", config(func(c map[string]any) { c["model_type"] = "another" }), 3, []string{string(filepath.Separator) + `config.json: no such architecture (model_type) (found "another"`}},
 		{"unknown keys", config(func(c map[string]any) { c["attention_sinks"], c["hidden_act"] = 4, "gelu" }), 3, []string{`key "attention_sinks" is not known`, "hidden_act changes the maths"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -157,6 +162,42 @@ func TestOneMessageForOneFault(t *testing.T) {
 				code, got := faultsOf(t, name, args...)
 				if code != tt.code || !slices.Equal(got, want) {
 					t.Errorf("%s: exit %d\n%s\nrun:\n%s", filepath.Base(name), code, lines(got), lines(want))
+				}
+			}
+		})
+	}
+}
+
+// TestTextIsNoFault: a model whose tokenizer is absent or of another kind loads
+// in convert, inspect and run alike; each says that there is no text.
+func TestTextIsNoFault(t *testing.T) {
+	convert, inspect, run := build(t, "convert"), build(t, "inspect"), build(t, "run")
+	for _, tt := range []struct {
+		name   string
+		change func(t *testing.T, path string)
+		says   string
+	}{
+		{"absent", remove, "tokenizer.json"},
+		{"of another kind", func(t *testing.T, path string) {
+			edit(t, path, func(tok map[string]any) { tok["model"] = map[string]any{"type": "Unigram", "vocab": []any{}} })
+		}, `tokenizer.json: model "Unigram"`},
+		{"of another kind, with faults that may not be any", func(t *testing.T, path string) {
+			edit(t, path, func(tok map[string]any) {
+				tok["normalizer"] = map[string]any{"type": "Lowercase"}
+				tok["decoder"] = map[string]any{"kind": "none"}
+			})
+		}, `normalizer`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := fixtures.TinyGLMDir(t)
+			tt.change(t, filepath.Join(dir, "tokenizer.json"))
+			for _, c := range [][]string{{convert, "plan", dir}, {inspect, dir}, {run, "logits", dir, "--ids", "1,2", "-o", filepath.Join(t.TempDir(), "x.safetensors")}} {
+				out, err := exec.Command(c[0], c[1:]...).CombinedOutput()
+				if err != nil {
+					t.Errorf("%s: %v: %s", filepath.Base(c[0]), err, out)
+				}
+				if c[0] != run && !strings.Contains(string(out), tt.says) {
+					t.Errorf("%s: no %q in %s", filepath.Base(c[0]), tt.says, out)
 				}
 			}
 		})

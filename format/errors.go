@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -100,6 +101,20 @@ func (p Problems) Err() error {
 		return nil
 	}
 	return p
+}
+
+// In gives an error, or each of a list, whose paths are those of files in a
+// directory that directory; the error that it returns is the same one.
+func In(dir string, err error) error {
+	switch e := err.(type) {
+	case *Error:
+		e.Path = filepath.Join(dir, e.Path)
+	case Problems:
+		for _, p := range e {
+			_ = In(dir, p)
+		}
+	}
+	return err
 }
 
 // causes are the operating system's usual refusals in words; the words of

@@ -459,13 +459,22 @@ func (s *Snapshot) Close() error {
 // ReadJSONFile reads a file such as config.json from the snapshot's directory
 // and strips a byte order mark. The error wraps fs.ErrNotExist if it is absent.
 func (s *Snapshot) ReadJSONFile(name string) ([]byte, error) {
+	data, err := s.ReadFile(name)
+	return withoutBOM(data), err
+}
+
+// ReadFile reads a small file from the snapshot's directory as it is. The
+// error wraps fs.ErrNotExist if it is absent.
+func (s *Snapshot) ReadFile(name string) ([]byte, error) {
 	if !filepath.IsLocal(name) {
 		return nil, &Error{Kind: ErrUsage, Path: s.Dir, What: "not a name in the snapshot", Found: name}
 	}
-	return readJSON(filepath.Join(s.Dir, name))
+	return readFile(filepath.Join(s.Dir, name))
 }
 
-func readJSON(path string) ([]byte, error) {
+func withoutBOM(data []byte) []byte { return bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")) }
+
+func readFile(path string) ([]byte, error) {
 	f, err := openFile(path)
 	if err != nil {
 		return nil, err
@@ -478,20 +487,20 @@ func readJSON(path string) ([]byte, error) {
 	if stranger := looksLike(data); stranger != "" && filepath.Ext(path) == ".json" {
 		return nil, &Error{Kind: ErrCorrupt, Path: path, What: fmt.Sprintf("file is %d bytes, not JSON%s", len(data), stranger)}
 	}
-	return bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")), nil
+	return data, nil
 }
 
 // readIndex reads the weight_map of the index file; nil without one.
 func readIndex(dir string) (map[string]string, error) {
 	path := filepath.Join(dir, indexName)
-	data, err := readJSON(path)
+	data, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	index, err := parseIndex(data)
+	index, err := parseIndex(withoutBOM(data))
 	if err != nil {
 		return nil, &Error{Kind: ErrCorrupt, Path: path, What: "not an index of shards", Err: err}
 	}

@@ -114,7 +114,7 @@ func (j *job) run(ctx context.Context) error {
 		}
 	}
 	for _, f := range p.Files {
-		data, err := p.snap.ReadJSONFile(f.Name)
+		data, err := p.snap.ReadFile(f.Name)
 		if err != nil {
 			return err
 		}

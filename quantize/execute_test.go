@@ -89,6 +89,34 @@ func TestSameBytesWithAnyThreadsAndBuffers(t *testing.T) {
 	}
 }
 
+// TestCopiesAreByteIdentical: a byte-order mark and a missing last newline are
+// the file's own.
+func TestCopiesAreByteIdentical(t *testing.T) {
+	snap := checkpoint(t, f32Tensor("model.layers.0.self_attn.q_a_proj.weight", []int{64, 64}, ramp(64*64)))
+	small := map[string]string{"config.json": "\xef\xbb\xbf{\r\n}", "tokenizer.json": "\xef\xbb\xbf{ }\n\n", "chat_template.jinja": "\xef\xbb\xbfx\r\n", "merges.txt": "a b"}
+	for name, text := range small {
+		if err := os.WriteFile(filepath.Join(snap.Dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out := outDir(t)
+	p := planOf(t, snap, recipe(t, "balanced", Flags{}), PlanOptions{})
+	for range 2 { // the second run finds all of it done
+		execute(t, p, out, ExecuteOptions{})
+		got := files(t, out)
+		for name, text := range small {
+			if got[name] != text {
+				t.Errorf("%s: %q, want %q", name, got[name], text)
+			}
+		}
+	}
+	for _, f := range p.Files {
+		if f.Size != int64(len(small[f.Name])) {
+			t.Errorf("%s: %d bytes planned, want %d", f.Name, f.Size, len(small[f.Name]))
+		}
+	}
+}
+
 // TestBlocksJoin: a matrix of several blocks is what one call encodes.
 func TestBlocksJoin(t *testing.T) {
 	const rows, cols = 1500, 1001

@@ -98,7 +98,7 @@ func (p *Plan) manifest() (*Manifest, error) {
 		m.Source = append(m.Source, SourceFile{filepath.Base(s.Path), s.Size, sum})
 	}
 	for _, f := range p.Files {
-		data, err := p.snap.ReadJSONFile(f.Name)
+		data, err := p.snap.ReadFile(f.Name)
 		if err != nil {
 			return nil, err
 		}

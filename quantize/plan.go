@@ -476,7 +476,7 @@ func (p *planner) lowMTP() {
 // files lists the companions, and what their absence costs.
 func (p *planner) files() {
 	for _, c := range companions {
-		data, err := p.snap.ReadJSONFile(c.name)
+		data, err := p.snap.ReadFile(c.name)
 		switch {
 		case err == nil:
 			p.Files = append(p.Files, FileCopy{c.name, int64(len(data))})

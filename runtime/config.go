@@ -66,12 +66,25 @@ type Config struct {
 	MTPLayers int // multi-token-prediction blocks behind the last layer
 }
 
+// OpenConfig reads the config.json of a snapshot as ReadConfig does. The error
+// wraps fs.ErrNotExist where there is none.
+func OpenConfig(snap *format.Snapshot) (*Config, error) {
+	data, err := snap.ReadJSONFile(configName)
+	if err != nil {
+		return nil, err
+	}
+	c, err := ReadConfig(data)
+	return c, format.In(snap.Dir, err)
+}
+
+const configName = "config.json"
+
 // ReadConfig reads config.json. Keys that change the maths and that the
 // architecture does not implement are refused, all of them at once
 // (format.ErrUnsupported); values that contradict each other are
 // format.ErrCorrupt.
 func ReadConfig(data []byte) (*Config, error) {
-	o := &object{path: "config.json"}
+	o := &object{path: configName}
 	if err := json.Unmarshal(data, &o.raw); err != nil {
 		return nil, &format.Error{Kind: format.ErrCorrupt, Path: o.path, What: "not a JSON object", Err: err}
 	}
@@ -82,7 +95,12 @@ func ReadConfig(data []byte) (*Config, error) {
 		text.problems = o.problems
 		o, c.ModelType, c.Prefix = text, text.text("model_type"), prefix
 	}
-	if c.Arch = archFor(c.ModelType); c.Arch == nil {
+	c.Arch = archFor(c.ModelType)
+	if nested := o.inner("text_config"); c.Arch == nil && nested != nil {
+		return nil, &format.Error{Kind: format.ErrUnsupported, Path: o.path, What: "a text model inside another (text_config) is not supported",
+			Found: fmt.Sprintf("model_type %q around %q", c.ModelType, nested.text("model_type")), Wanted: "a checkpoint of the text model alone, whose config.json is that text_config"}
+	}
+	if c.Arch == nil {
 		var known []string
 		for _, a := range arches {
 			known = append(known, a.ModelTypes...)
@@ -266,6 +284,15 @@ func (o *object) ids(name string) []int32 {
 func (o *object) sub(name string) *object {
 	s := &object{path: o.path + ": " + name}
 	o.get(&s.raw, name)
+	return s
+}
+
+// inner is a nested object that is only looked at; nil if absent.
+func (o *object) inner(name string) *object {
+	s := &object{path: o.path + ": " + name}
+	if json.Unmarshal(o.raw[name], &s.raw) != nil || len(s.raw) == 0 {
+		return nil
+	}
 	return s
 }
 

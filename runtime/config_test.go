@@ -81,6 +81,7 @@ func TestConfigRefusals(t *testing.T) {
 		{"list too short", m{"mlp_layer_types": []string{"dense"}}, format.ErrCorrupt, "mlp_layer_types"},
 		{"word of a list", m{"mlp_layer_types": []string{"dense", "sparse", "sparse", "mamba"}}, format.ErrUnsupported, "mlp_layer_types[3]"},
 		{"nothing to share", m{"indexer_types": []string{"shared", "full", "full", "full"}}, format.ErrCorrupt, "indexer_types[0]"},
+		{"E7 nested text_config", m{"model_type": "glm4v_moe", "text_config": m{"model_type": "glm_moe_dsa"}}, format.ErrUnsupported, `text_config) is not supported (found model_type "glm4v_moe" around "glm_moe_dsa"`},
 		{"several at once", m{"hidden_act": "gelu", "vocab_size": -3, "foo": 1}, format.ErrUnsupported, "foo"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

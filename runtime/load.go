@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"path/filepath"
 	"slices"
 
 	"hawkmoth/format"
@@ -14,13 +15,11 @@ import (
 
 // Model is a snapshot that is ready to run on one backend. Sessions share it.
 type Model struct {
-	Config    *Config
-	Snapshot  *format.Snapshot
-	Tokenizer *Tokenizer // nil if the model takes token ids only, for the reason in NoText
-	NoText    error      // of OpenTokenizer
-	Stops     []int32    // generation_config ∪ config ∪ the tokenizer's own end tokens
-	Census    *quantize.Census
-	Warnings  []string // what differs from the model as trained
+	Config   *Config
+	Snapshot *format.Snapshot
+	Text
+	Census   *quantize.Census
+	Warnings []string // what differs from the model as trained
 
 	be      Backend
 	weights map[string]Weight
@@ -42,11 +41,8 @@ func Load(dir string, be Backend, overlays ...string) (*Model, error) {
 }
 
 func (m *Model) load() error {
-	data, err := m.Snapshot.ReadJSONFile("config.json")
-	if err != nil {
-		return err
-	}
-	if m.Config, err = ReadConfig(data); err != nil {
+	var err error
+	if m.Config, err = OpenConfig(m.Snapshot); err != nil {
 		return err
 	}
 	var wants []quantize.Want
@@ -62,7 +58,7 @@ func (m *Model) load() error {
 		problems = append(problems, err)
 	}
 	problems = append(problems, m.unsupported()...)
-	if err := m.loadTokenizer(); err != nil {
+	if m.Text, err = OpenText(m.Snapshot, m.Config); err != nil {
 		problems = append(problems, err)
 	}
 	if err := problems.Err(); err != nil {
@@ -111,34 +107,57 @@ func KindOf(w quantize.Want) Kind {
 	}
 }
 
-func (m *Model) loadTokenizer() error {
-	t, err := OpenTokenizer(m.Snapshot, m.Config.VocabSize)
+// Text is how a model reads and writes text.
+type Text struct {
+	Tokenizer *Tokenizer // nil if the model takes token ids only, for the reason in NoText
+	NoText    error      // of OpenTokenizer
+	Stops     []int32    // generation_config ∪ config ∪ the tokenizer's own end tokens
+}
+
+// OpenText reads what a model needs for text beside its weights. A tokenizer
+// that is absent or of a kind that is not served is no error: the model runs
+// on token ids. Everything else that is wrong is reported at once.
+func OpenText(snap *format.Snapshot, c *Config) (Text, error) {
+	text := Text{Stops: slices.Clone(c.EOS)}
+	var problems format.Problems
+	t, err := OpenTokenizer(snap, c.VocabSize)
 	switch {
 	case err == nil:
-		m.Tokenizer = t
-		m.Stops = append(m.Stops, t.EOS()...)
+		text.Tokenizer = t
+		text.Stops = append(text.Stops, t.EOS()...)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, format.ErrUnsupported):
-		m.NoText = err
+		text.NoText = err
 	default:
-		return err
+		problems = append(problems, err)
 	}
-	m.Stops = append(m.Stops, m.Config.EOS...)
-	data, err := m.Snapshot.ReadJSONFile("generation_config.json")
-	if err == nil {
-		o := &object{path: "generation_config.json"}
-		if err := json.Unmarshal(data, &o.raw); err != nil {
-			return &format.Error{Kind: format.ErrCorrupt, Path: o.path, What: "not a JSON object", Err: err}
-		}
-		m.Stops = append(m.Stops, o.ids("eos_token_id")...)
-		if err := o.problems.Err(); err != nil {
-			return err
-		}
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return err
+	stops, err := generationStops(snap)
+	if err != nil {
+		problems = append(problems, err)
 	}
-	slices.Sort(m.Stops)
-	m.Stops = slices.Compact(m.Stops)
-	return nil
+	text.Stops = append(text.Stops, stops...)
+	slices.Sort(text.Stops)
+	text.Stops = slices.Compact(text.Stops)
+	if len(problems) == 1 {
+		return text, problems[0]
+	}
+	return text, problems.Err()
+}
+
+// generationStops is the end tokens of generation_config.json, if it is there.
+func generationStops(snap *format.Snapshot) ([]int32, error) {
+	const name = "generation_config.json"
+	data, err := snap.ReadJSONFile(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	o := &object{path: filepath.Join(snap.Dir, name)}
+	if err := json.Unmarshal(data, &o.raw); err != nil {
+		return nil, &format.Error{Kind: format.ErrCorrupt, Path: o.path, What: "not a JSON object", Err: err}
+	}
+	return o.ids("eos_token_id"), o.problems.Err()
 }
 
 func (m *Model) warn() {

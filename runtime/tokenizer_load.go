@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,10 +45,10 @@ func OpenTokenizer(snap *format.Snapshot, rows int) (*Tokenizer, error) {
 	}
 	t, err := LoadTokenizer(data, settings)
 	if err != nil {
-		return nil, err
+		return nil, format.In(snap.Dir, err)
 	}
 	if n := t.VocabSize(); n > rows {
-		return nil, &format.Error{Kind: format.ErrCorrupt, Path: "tokenizer.json", What: "tokens that the embedding has no row for",
+		return nil, &format.Error{Kind: format.ErrCorrupt, Path: filepath.Join(snap.Dir, "tokenizer.json"), What: "tokens that the embedding has no row for",
 			Found: fmt.Sprintf("ids up to %d", n-1), Wanted: fmt.Sprintf("at most %d, by vocab_size", rows-1)}
 	}
 	return t, nil

@@ -213,11 +213,7 @@ func openCheckpoint(dir string) (*checkpoint, error) {
 		return nil, err
 	}
 	c := &checkpoint{snap: snap}
-	data, err := snap.ReadJSONFile("config.json")
-	if err == nil {
-		c.config, err = runtime.ReadConfig(data)
-	}
-	if err != nil {
+	if c.config, err = runtime.OpenConfig(snap); err != nil {
 		return nil, errors.Join(err, snap.Close())
 	}
 	return c, nil
@@ -227,15 +223,9 @@ func openCheckpoint(dir string) (*checkpoint, error) {
 // run will. A tokenizer of a kind that is not served is copied all the same.
 func (c *checkpoint) plan(recipe *quantize.Recipe, opts quantize.PlanOptions) (*quantize.Plan, error) {
 	plan, err := quantize.NewPlan(c.snap, c.config.Arch.Tensors(c.config), recipe, opts)
-	_, terr := runtime.OpenTokenizer(c.snap, c.config.VocabSize)
-	switch {
-	case errors.Is(terr, fs.ErrNotExist): // the plan warns of it
-		terr = nil
-	case errors.Is(terr, format.ErrUnsupported):
-		if err == nil {
-			plan.Warnings = append(plan.Warnings, fmt.Sprintf("run will take token ids only, no text: %v", terr))
-		}
-		terr = nil
+	text, terr := runtime.OpenText(c.snap, c.config)
+	if no := text.NoText; err == nil && no != nil && !errors.Is(no, fs.ErrNotExist) { // of which the plan warns
+		plan.Warnings = append(plan.Warnings, fmt.Sprintf("run will take token ids only, no text: %v", no))
 	}
 	switch {
 	case terr == nil:

@@ -400,7 +400,8 @@ func TestE3CompanionsAreCopied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), append([]byte("\xef\xbb\xbf"), config...), 0o644); err != nil {
+	config = append([]byte("\xef\xbb\xbf"), config...)
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), config, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(filepath.Join(dir, "generation_config.json")); err != nil {
@@ -411,7 +412,7 @@ func TestE3CompanionsAreCopied(t *testing.T) {
 		t.Errorf("stderr\n%s", stderr)
 	}
 	if got, err := os.ReadFile(filepath.Join(out, "config.json")); err != nil || !bytes.Equal(got, config) {
-		t.Errorf("config.json was not copied without its byte order mark: %v", err)
+		t.Errorf("config.json was not copied with its byte order mark: %v", err)
 	}
 	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
 		a, aerr := os.ReadFile(filepath.Join(dir, name))

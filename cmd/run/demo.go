@@ -110,11 +110,7 @@ func demoConvert(cmd *cobra.Command, text io.Writer, source, container string) (
 		return err
 	}
 	defer func() { err = errors.Join(err, snap.Close()) }()
-	data, err := snap.ReadJSONFile("config.json")
-	if err != nil {
-		return err
-	}
-	c, err := runtime.ReadConfig(data)
+	c, err := runtime.OpenConfig(snap)
 	if err != nil {
 		return err
 	}

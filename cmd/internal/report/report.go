@@ -270,16 +270,14 @@ func (r *Report) Err() error {
 
 // readConfig says whether config.json describes a model that we know.
 func (r *Report) readConfig() (bool, error) {
-	data, err := r.snap.ReadJSONFile("config.json")
+	var err error
+	r.config, err = runtime.OpenConfig(r.snap)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		r.Verdict = Unknown
 		r.Unknown = append(r.Unknown, "the model: there is no config.json, so shapes and formats of packed matrices, roles and completeness cannot be known")
 		return false, nil
 	case err == nil:
-		r.config, err = runtime.ReadConfig(data)
-	}
-	if err == nil {
 		return true, nil
 	}
 	if _, kind := cli.Code(err); kind == "failed" {
@@ -304,15 +302,17 @@ func (r *Report) origin() error {
 }
 
 func (r *Report) tokenizer() error {
-	t, err := runtime.OpenTokenizer(r.snap, r.config.VocabSize)
-	switch _, kind := cli.Code(err); {
-	case err == nil:
+	text, err := runtime.OpenText(r.snap, r.config)
+	if text.NoText != nil {
+		r.Warnings = append(r.Warnings, "the model takes token ids only, no text: "+text.NoText.Error())
+	}
+	if t := text.Tokenizer; t != nil {
 		r.Tokenizer = &Tokenizer{t.VocabSize(), r.config.VocabSize}
-	case errors.Is(err, fs.ErrNotExist), kind == "unsupported":
-		r.Warnings = append(r.Warnings, "the model takes token ids only, no text: "+err.Error())
-	case kind == "failed":
+	}
+	if _, kind := cli.Code(err); kind == "failed" {
 		return err
-	default:
+	}
+	if err != nil {
 		r.problem(err)
 	}
 	return nil
