@@ -39,11 +39,7 @@ func (e *Error) Error() string {
 			b.WriteString(": ")
 		}
 	}
-	b.WriteString(clean(e.What))
-	if e.Err != nil {
-		b.WriteString(": ")
-		b.WriteString(e.Err.Error())
-	}
+	b.WriteString(e.Said())
 	switch found, wanted := clean(e.Found), clean(e.Wanted); {
 	case found != "" && wanted != "":
 		b.WriteString(" (found " + found + ", wanted " + wanted + ")")
@@ -53,6 +49,14 @@ func (e *Error) Error() string {
 		b.WriteString(" (wanted " + wanted + ")")
 	}
 	return b.String()
+}
+
+// Said is what is wrong, without where and how much.
+func (e *Error) Said() string {
+	if e.Err != nil {
+		return clean(e.What) + ": " + e.Err.Error()
+	}
+	return clean(e.What)
 }
 
 // maxText bounds each part of a message, since a hostile file chooses its names.

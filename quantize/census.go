@@ -87,14 +87,14 @@ func MissingProblems(snap *format.Snapshot, wants, missing []Want) format.Proble
 		names = append(names, w.Name)
 		roles[w.Name] = w.Role
 	}
-	switch layers := Ranges(slices.Collect(maps.Keys(gone))); len(gone) {
+	switch layers := format.Ranges(slices.Collect(maps.Keys(gone))); len(gone) {
 	case 0:
 	case 1:
 		fail(fmt.Sprintf("%s.%s.* (1 whole layer: %d tensors)", prefix, layers, count))
 	default:
 		fail(fmt.Sprintf("%s.{%s}.* (%d whole layers: %d tensors)", prefix, layers, len(gone), count))
 	}
-	for _, line := range Collapse(names) {
+	for _, line := range format.Collapse(names) {
 		if role, ok := roles[line]; ok {
 			line += " (" + role.String() + ")"
 		}
@@ -121,7 +121,7 @@ func Indexers(snap *format.Snapshot, wants []Want) (present bool, err error) {
 	if !present || len(absent) == 0 {
 		return present, nil
 	}
-	return true, &format.Error{Kind: format.ErrIncomplete, Path: snap.Dir, What: "the indexer is there in part only: missing " + strings.Join(Collapse(absent), ", ")}
+	return true, &format.Error{Kind: format.ErrIncomplete, Path: snap.Dir, What: "the indexer is there in part only: missing " + strings.Join(format.Collapse(absent), ", ")}
 }
 
 // heldLayers are the layers of which some tensor is there.
@@ -218,7 +218,7 @@ func (c *Census) settleGroups(snap *format.Snapshot) {
 
 // String says what was taken and why somebody else may read it otherwise.
 func (r Reading) String() string {
-	text := fmt.Sprintf("%s: no stamp, and the scales fit groups of %s; read as %d", strings.Join(Collapse(r.Names), ", "), join(r.Candidates, " or "), r.Taken)
+	text := fmt.Sprintf("%s: no stamp, and the scales fit groups of %s; read as %d", strings.Join(format.Collapse(r.Names), ", "), join(r.Candidates, " or "), r.Taken)
 	if r.Taken != r.Candidates[0] {
 		return text + fmt.Sprintf(" like the rest of the container, while colibri takes %d", r.Candidates[0])
 	}

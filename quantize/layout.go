@@ -144,7 +144,7 @@ func (p *Plan) LeftOut() (parts, names []string) {
 	for _, part := range slices.Sorted(maps.Keys(count)) {
 		parts = append(parts, fmt.Sprintf("%s (%d tensors)", part, count[part]))
 	}
-	return parts, Collapse(names)
+	return parts, format.Collapse(names)
 }
 
 // Renamed is a group of tensors whose format has another name than the recipe
@@ -173,7 +173,7 @@ func (p *Plan) Substitutions() []Renamed {
 		list[j].Bytes += it.Bytes()
 	}
 	for i := range list {
-		list[i].Tensors = Collapse(names[list[i].Why])
+		list[i].Tensors = format.Collapse(names[list[i].Why])
 	}
 	return list
 }

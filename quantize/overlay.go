@@ -198,7 +198,7 @@ func collapse(wants []Want) string {
 	for _, w := range wants {
 		names = append(names, w.Name)
 	}
-	return strings.Join(Collapse(names), ", ")
+	return strings.Join(format.Collapse(names), ", ")
 }
 
 func (p *overlayPlanner) item(f *Found) {
@@ -338,7 +338,7 @@ func (p *overlayPlanner) families(census *Census) {
 		}
 		if len(in) > 0 && len(out) > 0 {
 			p.warn("%s changes in layers %s and not in layers %s: engines that choose a path for the whole model by one layer's format may misread or refuse the mixture (--role %s takes them all)",
-				role, Ranges(slices.Collect(maps.Keys(in))), Ranges(slices.Collect(maps.Keys(out))), role)
+				role, format.Ranges(slices.Collect(maps.Keys(in))), format.Ranges(slices.Collect(maps.Keys(out))), role)
 		}
 	}
 }

@@ -214,7 +214,7 @@ func Overlays(dir string) ([]OverlayInfo, error) {
 		}
 		for _, f := range slices.Sorted(maps.Keys(byFormat)) {
 			slices.Sort(byFormat[f])
-			info.Replaces = append(info.Replaces, ReplacedTensors{f, Collapse(byFormat[f])})
+			info.Replaces = append(info.Replaces, ReplacedTensors{f, format.Collapse(byFormat[f])})
 		}
 		list = append(list, info)
 	}

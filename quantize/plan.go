@@ -183,7 +183,7 @@ func (p *planner) requantised() {
 		}
 	}
 	for _, from := range slices.Sorted(maps.Keys(names)) {
-		p.warn("decoded from %s and encoded again, which adds a second loss to the first: %s", from, strings.Join(Collapse(names[from]), ", "))
+		p.warn("decoded from %s and encoded again, which adds a second loss to the first: %s", from, strings.Join(format.Collapse(names[from]), ", "))
 	}
 }
 
@@ -291,7 +291,7 @@ func (p *planner) unmatched(o *Override, wants []Want) {
 	what := "override " + o.String()
 	switch {
 	case len(exact) > 0 && o.Choice.Format.Info().Packed:
-		p.fail(format.ErrUsage, "", what+" would quantise what must stay exact: "+strings.Join(Collapse(exact), ", "), "", "a pattern for other matrices, or f32, bf16 or f16")
+		p.fail(format.ErrUsage, "", what+" would quantise what must stay exact: "+strings.Join(format.Collapse(exact), ", "), "", "a pattern for other matrices, or f32, bf16 or f16")
 	case matched > 0:
 		p.fail(format.ErrUsage, "", what, fmt.Sprintf("%d tensors that the recipe leaves out or a later override decides", matched), "a tensor that it decides")
 	default:
@@ -334,13 +334,13 @@ func (p *planner) unknown(wants []Want) {
 		what  string
 	}{{orphans, "scales without an FP8 weight are left out: %s"}, {ignored, "left out, computed from config.json: %s"}} {
 		if len(list.names) > 0 {
-			p.warn(list.what, strings.Join(Collapse(list.names), ", "))
+			p.warn(list.what, strings.Join(format.Collapse(list.names), ", "))
 		}
 	}
-	for _, line := range Collapse(strangers) {
+	for _, line := range format.Collapse(strangers) {
 		p.fail(format.ErrUnsupported, line, "not a tensor of this architecture", "", "")
 	}
-	for _, line := range Collapse(beyond) {
+	for _, line := range format.Collapse(beyond) {
 		p.fail(format.ErrUnsupported, line, "behind the last layer that config.json announces: an MTP block needs num_nextn_predict_layers", "", "")
 	}
 }
@@ -393,7 +393,7 @@ func (p *planner) ambiguous() {
 		if k.expert {
 			wanted = "another format: stamps of routed experts are not read everywhere"
 		}
-		p.fail(format.ErrUsage, "", fmt.Sprintf("%s is taken for %s where stamps are not read: %s", k.what, k.other, strings.Join(Collapse(found[k]), ", ")), "", wanted)
+		p.fail(format.ErrUsage, "", fmt.Sprintf("%s is taken for %s where stamps are not read: %s", k.what, k.other, strings.Join(format.Collapse(found[k]), ", ")), "", wanted)
 	}
 }
 
@@ -439,7 +439,7 @@ func (p *planner) mtp(wants []Want) {
 	case present == 0 && len(absent) > 0:
 		p.warn("the checkpoint has no MTP block, though config.json announces one")
 	case len(absent) > 0:
-		p.warn("the MTP block is incomplete and of no use: missing %s", strings.Join(Collapse(absent), ", "))
+		p.warn("the MTP block is incomplete and of no use: missing %s", strings.Join(format.Collapse(absent), ", "))
 	}
 	p.lowMTP()
 }
@@ -469,7 +469,7 @@ func (p *planner) lowMTP() {
 		}
 	}
 	if len(low) > 0 {
-		p.warn("the MTP block gets one scale a row at 4 bits or fewer, which rounds whole halves of eh_proj to zero: its drafts will hardly ever be accepted (int8-row or int4-grouped keep it alive): %s", strings.Join(Collapse(low), ", "))
+		p.warn("the MTP block gets one scale a row at 4 bits or fewer, which rounds whole halves of eh_proj to zero: its drafts will hardly ever be accepted (int8-row or int4-grouped keep it alive): %s", strings.Join(format.Collapse(low), ", "))
 	}
 }
 

@@ -175,7 +175,7 @@ func (m *Model) warn() {
 			}
 		}
 		if len(extra) > 0 {
-			m.Warnings = append(m.Warnings, fmt.Sprintf("%d tensors are not the model's and are ignored: %v", len(extra), quantize.Collapse(extra)))
+			m.Warnings = append(m.Warnings, fmt.Sprintf("%d tensors are not the model's and are ignored: %v", len(extra), format.Collapse(extra)))
 		}
 	}
 	for _, r := range m.Census.Uncertain {

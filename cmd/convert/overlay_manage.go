@@ -72,7 +72,7 @@ func others(snap *format.Snapshot, overlays []quantize.OverlayInfo) []otherOverl
 	for _, s := range snap.Shards {
 		if name := filepath.Base(s.Path); len(replaced[s]) > 0 && !recorded[name] {
 			slices.Sort(replaced[s])
-			list = append(list, otherOverlay{name, s.Size, quantize.Collapse(replaced[s])})
+			list = append(list, otherOverlay{name, s.Size, format.Collapse(replaced[s])})
 		}
 	}
 	return list

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"hawkmoth/cmd/internal/cli"
+	"hawkmoth/format"
 	"hawkmoth/quantize"
 )
 
@@ -45,7 +46,7 @@ func newOverlayReport(base, from string, o *quantize.Overlay, d *quantize.Overla
 	for i := range o.Items {
 		names = append(names, o.Items[i].Want.Name)
 	}
-	r.Tensors = quantize.Collapse(names)
+	r.Tensors = format.Collapse(names)
 	for i, s := range o.Shards {
 		r.Shards = append(r.Shards, shard{Name: s.Name, Bytes: s.Size, Tensors: len(s.Items), Kept: d.Kept[i], source: s.Source})
 	}
@@ -57,7 +58,7 @@ func wantNames(wants []quantize.Want) []string {
 	for _, w := range wants {
 		names = append(names, w.Name)
 	}
-	return quantize.Collapse(names)
+	return format.Collapse(names)
 }
 
 // intent is the line before the work begins.

@@ -278,6 +278,9 @@ func (f *flags) writeHTML(cmd *cobra.Command, r *report.Report) error {
 
 // print writes what was asked for; without a choice, the summary.
 func print(cmd *cobra.Command, r *report.Report, f *flags) error {
+	if cli.Verbose(cmd) {
+		r.ListAll()
+	}
 	if cli.JSON(cmd) {
 		return cli.PrintJSON(cmd, r)
 	}

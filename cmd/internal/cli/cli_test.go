@@ -159,6 +159,54 @@ func TestProblemsArePrintedAllAtOnce(t *testing.T) {
 	}
 }
 
+// TestManyProblemsStayReadable: a model without any of its 58,000 tensors makes
+// a few lines, unless all are asked for.
+func TestManyProblemsStayReadable(t *testing.T) {
+	var list format.Problems
+	for layer := range 75 {
+		for expert := range 256 {
+			for _, part := range []string{"gate", "up", "down"} {
+				list = append(list, &format.Error{Kind: format.ErrCorrupt, Path: fmt.Sprintf("m/out-%05d.safetensors", layer), What: "shape", Wanted: "[2 2]",
+					Tensor: fmt.Sprintf("layers.%d.experts.%d.%s_proj", layer, expert, part), Found: map[bool]string{true: "[2 3]", false: "[3 2]"}[part == "down"]})
+			}
+		}
+	}
+	list = append(list, &format.Error{Kind: format.ErrCorrupt, Path: "m/out-00000.safetensors", Tensor: "norm", What: "dtype", Found: "I64"})
+	for i := range 12 {
+		list = append(list, &format.Error{Kind: format.ErrIncomplete, Path: fmt.Sprintf("m/more-%c.safetensors", 'a'+i), What: "shard is missing"})
+	}
+	_, _, stderr := execute(t.Context(), fails(list), "a", "b")
+	want := `convert: 57613 problems
+  shape
+    layers.{0-74}.experts.{0-255}.gate_proj (19200 tensors) in 75 shards: found [3 2], wanted [2 2]
+    layers.{0-74}.experts.{0-255}.up_proj (19200 tensors) in 75 shards: found [3 2], wanted [2 2]
+    layers.{0-74}.experts.{0-255}.down_proj (19200 tensors) in 75 shards: found [2 3], wanted [2 2]
+  m/out-00000.safetensors: norm: dtype (found I64)
+  shard is missing
+    m/more-a.safetensors
+    m/more-b.safetensors
+    m/more-c.safetensors
+    m/more-d.safetensors
+    m/more-e.safetensors
+    m/more-f.safetensors
+    m/more-g.safetensors
+    m/more-h.safetensors
+    … and 4 more; -v prints all
+`
+	if stderr != want {
+		t.Errorf("%s\nwanted\n%s", stderr, want)
+	}
+	if _, _, stderr := execute(t.Context(), fails(list), "a", "b", "-v"); strings.Count(stderr, "\n") != len(list)+1 {
+		t.Errorf("-v: %d lines, want %d", strings.Count(stderr, "\n"), len(list)+1)
+	}
+	for i := range list {
+		list[i] = fmt.Errorf("fault %d", i)
+	}
+	if _, _, stderr := execute(t.Context(), fails(list), "a", "b"); strings.Count(stderr, "\n") > 30 {
+		t.Errorf("%d lines", strings.Count(stderr, "\n"))
+	}
+}
+
 func TestJSONErrors(t *testing.T) {
 	one := &format.Error{Kind: format.ErrCorrupt, Path: "a", Tensor: "w", What: "size", Found: "4", Wanted: "8"}
 	tests := []struct {

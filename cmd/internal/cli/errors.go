@@ -252,8 +252,15 @@ func report(cmd *cobra.Command, err error, asJSON bool) int {
 		hint = ""
 	case len(list) > 1:
 		fmt.Fprintf(&b, "%s%d problems\n", prefix, len(list))
+		lines := make([]string, 0, len(list))
 		for _, e := range list {
-			b.WriteString("  " + e.Error() + "\n")
+			lines = append(lines, e.Error())
+		}
+		if len(list) > fewProblems && !Verbose(cmd) {
+			lines = Grouped(list, false)
+		}
+		for _, line := range lines {
+			b.WriteString("  " + line + "\n")
 		}
 	default:
 		b.WriteString(prefix + err.Error() + "\n")

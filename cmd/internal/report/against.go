@@ -115,7 +115,7 @@ func (r *Report) AddAgainst(ctx context.Context, checkpoint *format.Snapshot, th
 		return err
 	}
 	if len(missing) > 0 {
-		a.Missing = quantize.Collapse(missing)
+		a.Missing = format.Collapse(missing)
 	}
 	r.errors = map[string]quantize.Difference{}
 	sums, roles := map[quantize.Role]*quantize.Difference{}, map[quantize.Role]*RoleError{}

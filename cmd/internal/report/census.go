@@ -59,7 +59,7 @@ func (r *Report) held(w quantize.Want) bool {
 func (r *Report) completeness(problems format.Problems) {
 	c := &Completeness{Found: len(r.census.Found), Extra: len(r.census.Extra), ExtraNames: []string{}}
 	if c.Extra > 0 {
-		c.ExtraNames = quantize.Collapse(r.census.Extra)
+		c.ExtraNames = format.Collapse(r.census.Extra)
 	}
 	r.Completeness = c
 	found := map[string]bool{}
@@ -133,7 +133,7 @@ func rangesOf[T any](set map[int]T, is func(T) bool) string {
 			list = append(list, n)
 		}
 	}
-	return quantize.Ranges(list)
+	return format.Ranges(list)
 }
 
 // unsupported asks the backend about every matrix of the main model, as
@@ -297,9 +297,9 @@ func (r *Report) block(in func(quantize.Want) bool) *Block {
 		}
 	}
 	if len(missing) > 0 {
-		b.Missing = quantize.Collapse(missing)
+		b.Missing = format.Collapse(missing)
 	}
-	b.Layers, b.Formats = quantize.Ranges(slices.Collect(maps.Keys(layers))), formats.list()
+	b.Layers, b.Formats = format.Ranges(slices.Collect(maps.Keys(layers))), formats.list()
 	switch {
 	case found > 0 && len(missing) == 0:
 		b.State = "present"
@@ -328,7 +328,7 @@ func (r *Report) warnBlocks() {
 	}
 	if len(rough) > 0 {
 		warn("the MTP block has one scale a row at 4 bits or fewer, which rounds whole halves of eh_proj to zero: its drafts will hardly ever be accepted (--verify counts dead halves): %s",
-			strings.Join(quantize.Collapse(rough), ", "))
+			strings.Join(format.Collapse(rough), ", "))
 	}
 	switch r.Indexer.State {
 	case "absent":
@@ -366,7 +366,7 @@ func (r *Report) warnExtra() {
 		{extra, "tensors that are not the model's are ignored"},
 	} {
 		if len(list.names) > 0 {
-			r.Warnings = append(r.Warnings, fmt.Sprintf("%s: %s", list.what, strings.Join(most(quantize.Collapse(list.names), 8, "more names"), ", ")))
+			r.Warnings = append(r.Warnings, fmt.Sprintf("%s: %s", list.what, strings.Join(most(format.Collapse(list.names), 8, "more names"), ", ")))
 		}
 	}
 }

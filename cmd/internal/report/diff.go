@@ -365,7 +365,7 @@ func (d *Diff) Write(w io.Writer) error {
 			if d.Values {
 				cells = append(cells, g.errors(k.what))
 			}
-			which := strings.Join(most(quantize.Collapse(g.names), 2, "more"), ", ")
+			which := strings.Join(most(format.Collapse(g.names), 2, "more"), ", ")
 			if g.problem != "" {
 				which += "; not compared: " + g.problem
 			}

@@ -244,7 +244,7 @@ func (r *Report) misreads(e *engine, p *Placement) {
 		}
 	}
 	for _, x := range order {
-		text := x.what + ": " + strings.Join(most(quantize.Collapse(names[x]), 4, "more"), ", ")
+		text := x.what + ": " + strings.Join(most(format.Collapse(names[x]), 4, "more"), ", ")
 		if x.cure != "" {
 			text += "; cure: " + x.cure
 		}
@@ -286,7 +286,7 @@ func (r *Report) halfOverlays() []string {
 		for d, in := range dense {
 			for s := range sparse {
 				if d != s {
-					list = append(list, fmt.Sprintf("%s is %s in the dense layers %s and %s in the others: an overlay that has skipped them? It must hold all layers", role, d, quantize.Ranges(slices.Collect(maps.Keys(in))), s))
+					list = append(list, fmt.Sprintf("%s is %s in the dense layers %s and %s in the others: an overlay that has skipped them? It must hold all layers", role, d, format.Ranges(slices.Collect(maps.Keys(in))), s))
 				}
 			}
 		}

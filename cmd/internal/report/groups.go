@@ -111,7 +111,7 @@ func (v *Verification) checkGroups(subjects []*subject) {
 		}
 	}
 	for k, i := range index {
-		v.Groups[i].Tensors = quantize.Collapse(names[k])
+		v.Groups[i].Tensors = format.Collapse(names[k])
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"hawkmoth/cmd/internal/cli"
+	"hawkmoth/format"
 	"hawkmoth/quantize"
 )
 
@@ -153,7 +154,7 @@ func (r *Report) cellTensors(p *page, c *LayerRole, d *cellData) {
 		names[k] = append(names[k], f.Name[len(d.Prefix):])
 	}
 	for _, k := range order {
-		for _, line := range quantize.Collapse(names[k]) {
+		for _, line := range format.Collapse(names[k]) {
 			d.Tensors = append(d.Tensors, []any{line, slices.Index(p.Data.Formats, k.format), cli.Bytes(k.bytes) + " each"})
 		}
 	}

@@ -66,7 +66,7 @@ const outside = "outside the layers"
 
 func rangesText(layers []int) string {
 	inside := slices.DeleteFunc(slices.Clone(layers), func(n int) bool { return n < 0 })
-	text := quantize.Ranges(inside)
+	text := format.Ranges(inside)
 	switch {
 	case len(inside) == len(layers):
 		return text

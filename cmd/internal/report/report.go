@@ -64,7 +64,9 @@ type Report struct {
 	census *quantize.Census
 	errors map[string]quantize.Difference // by tensor, of AddAgainst
 
-	damaged format.Problems // of the MTP block
+	faults   []error         // what Problems lists
+	damaged  format.Problems // of the MTP block
+	oneByOne bool            // problems, in the text
 }
 
 // Size adds up tensors. Bytes are those of codes and scales.
@@ -237,6 +239,9 @@ func Build(snap *format.Snapshot) (*Report, error) {
 	return r, err
 }
 
+// ListAll makes the text list problems one by one instead of grouped.
+func (r *Report) ListAll() { r.oneByOne = true }
+
 // damageCode is the exit code that a damaged MTP block makes.
 func (r *Report) damageCode() int {
 	code, _ := cli.Code(r.damaged.Err())
@@ -336,6 +341,7 @@ func (r *Report) problem(err error) {
 		}
 	}
 	r.Problems = append(r.Problems, p)
+	r.faults = append(r.faults, err)
 }
 
 func (r *Report) conclude() {

@@ -3,13 +3,13 @@ package report
 import (
 	"fmt"
 	"io"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode"
 
 	"hawkmoth/cmd/internal/cli"
+	"hawkmoth/format"
 	"hawkmoth/quantize"
 )
 
@@ -303,49 +303,14 @@ func clean(s string) string {
 
 // problemLines writes problems of one kind under one heading.
 func (r *Report) problemLines() []string {
-	type head struct{ kind, what string }
-	var order []head
-	groups := map[head][]Problem{}
-	for _, p := range r.Problems {
-		h := head{p.Kind, p.What}
-		if groups[h] == nil {
-			order = append(order, h)
-		}
-		groups[h] = append(groups[h], p)
+	if !r.oneByOne {
+		return cli.Grouped(r.faults, true)
 	}
 	var list []string
-	for _, h := range order {
-		g := groups[h]
-		if len(g) == 1 {
-			list = append(list, h.kind+": "+g[0].Message)
-			continue
-		}
-		list = append(list, fmt.Sprintf("%s: %s", h.kind, h.what))
-		var items []string
-		for _, p := range g {
-			items = append(items, p.item())
-		}
-		for _, item := range most(items, maxLines, "more; --json lists all") {
-			list = append(list, "  "+item)
-		}
+	for _, p := range r.Problems {
+		list = append(list, p.Kind+": "+p.Message)
 	}
 	return list
-}
-
-func (p *Problem) item() string {
-	text := p.Tensor
-	if text == "" {
-		text = p.Path
-	} else if filepath.Ext(p.Path) != "" {
-		text += " in " + filepath.Base(p.Path)
-	}
-	switch {
-	case p.Found != "" && p.Wanted != "":
-		text += fmt.Sprintf(": found %s, wanted %s", p.Found, p.Wanted)
-	case p.Found != "":
-		text += ": found " + p.Found
-	}
-	return text
 }
 
 // WriteTensors writes Tensors as a table.
@@ -419,7 +384,7 @@ func (r *Report) WriteLayers(w io.Writer) error {
 	}
 	t := cli.NewTable(slices.Concat(head, roles, []string{"bytes/layer"})...).Left(0)
 	for _, x := range rows {
-		labels := wrapRanges(quantize.Ranges(x.layers), 24)
+		labels := wrapRanges(format.Ranges(x.layers), 24)
 		if x.mtp {
 			labels[len(labels)-1] += " MTP"
 		}
