@@ -63,6 +63,21 @@ func TakeCensus(snap *format.Snapshot, wants []Want) (*Census, format.Problems) 
 	return c, problems
 }
 
+// Readings are the found tensors as the model reads them: an embedding that
+// stands in for a tied head is there a second time, as the head.
+func (c *Census) Readings() []Found {
+	list := slices.Clone(c.Found)
+	for _, w := range c.Absent {
+		i := slices.IndexFunc(c.Found, func(f Found) bool { return w.Tied != "" && f.Name == w.Tied })
+		if i >= 0 {
+			head := c.Found[i]
+			head.Want = w
+			list = append(list, head)
+		}
+	}
+	return list
+}
+
 // MissingProblems names the tensors that a model needs and a snapshot lacks: one
 // problem for each family of names, and one for the layers of which nothing is
 // there. Each says what the directory looks like, so that the reader can tell

@@ -404,6 +404,10 @@ func TestE10TiedAndUntiedHeads(t *testing.T) {
 	if err != nil || len(p.Items) != 1 {
 		t.Errorf("tied without a head: %v", err)
 	}
+	census, _ := TakeCensus(checkpoint(t, embed), tied(embed.name))
+	if all := census.Readings(); len(census.Found) != 1 || len(all) != 2 || all[1].Role != Head || all[1].Tensor.Name != embed.name {
+		t.Errorf("a tied embedding is read as %+v", all)
+	}
 	_, err = NewPlan(checkpoint(t, embed), tied(""), balanced, PlanOptions{})
 	wantError(t, err, format.ErrIncomplete, "lm_head.weight (head): missing tensor")
 	p, err = NewPlan(checkpoint(t, embed, matrix("lm_head.weight", 64, 64)), tied(embed.name), balanced, PlanOptions{})

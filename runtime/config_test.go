@@ -11,6 +11,7 @@ import (
 
 	"hawkmoth/format"
 	"hawkmoth/internal/fixtures"
+	"hawkmoth/quantize"
 )
 
 // glmJSON is the fixture's config with some keys changed; nil takes one out.
@@ -90,6 +91,19 @@ func TestConfigRefusals(t *testing.T) {
 				t.Errorf("got %v, %v; want %v with %q", c, err, tc.kind, tc.says)
 			}
 		})
+	}
+}
+
+// TestKinds: the operation that placement asks about is the one that runs.
+func TestKinds(t *testing.T) {
+	for want, w := range map[Kind]quantize.Want{
+		KindEmbed: {Role: quantize.Embed, Shape: []int{8, 8}}, KindMatMul: {Role: quantize.Head, Shape: []int{8, 8}},
+		KindRMSNorm:   {Role: quantize.Norm, Name: "model.layers.0.self_attn.kv_a_layernorm.weight", Shape: []int{8}},
+		KindLayerNorm: {Role: quantize.Norm, Name: "model.layers.0.self_attn.indexer.k_norm.bias", Shape: []int{8}},
+	} {
+		if got := KindOf(w); got != want {
+			t.Errorf("%s: %s, want %s", w.Name, got, want)
+		}
 	}
 }
 

@@ -81,7 +81,7 @@ func (m *Model) load() error {
 // unsupported asks the backend about every matrix, as the inspector does.
 func (m *Model) unsupported() format.Problems {
 	var problems format.Problems
-	for _, f := range m.Census.Found {
+	for _, f := range m.Census.Readings() {
 		if err := m.be.Supports(KindOf(f.Want), f.Spec); err != nil {
 			problems = append(problems, &format.Error{Kind: format.ErrUnsupported, Path: f.Tensor.Shard.Path, Tensor: f.Name, What: "cannot run", Err: err})
 		}
@@ -100,6 +100,8 @@ func KindOf(w quantize.Want) Kind {
 		return KindExperts
 	case w.Role == quantize.RouterBias:
 		return KindRoute
+	case !w.Matrix() && w.InIndexer():
+		return KindLayerNorm // of its keys; queries have none
 	case !w.Matrix():
 		return KindRMSNorm
 	default:

@@ -134,7 +134,7 @@ func (f *modelFlags) place(cmd *cobra.Command, m *runtime.Model, p *placement, d
 		}
 		return nil
 	}
-	p.list = metal.Place(m.Config.Needs(), m.Census.Found, f.limits, f.off...)
+	p.list = metal.Place(m.Config.Needs(), m.Census.Readings(), f.limits, f.off...)
 	p.notices = metal.Notices(p.list, f.limits, dir)
 	if f.requireGPU {
 		if err := metal.Require(p.notices); err != nil {

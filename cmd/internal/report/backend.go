@@ -71,7 +71,7 @@ func (r *Report) placeBackend(name, source string, supports func(runtime.Kind, f
 	}
 	for _, way := range ways {
 		x := newPlacer(way.path, nil)
-		for _, f := range r.mainModel() {
+		for _, f := range mainModel(r.census.Readings()) {
 			op := runtime.KindOf(f.Want)
 			if !slices.Contains(way.ops, op) {
 				continue
@@ -116,6 +116,9 @@ func (r *Report) cure(f *quantize.Found, supports func(runtime.Kind, format.Spec
 			continue
 		}
 		args := "--role " + f.Role.String()
+		if f.Tensor.Name == f.Tied {
+			args = "--role " + quantize.Embed.String()
+		}
 		if f.Role == quantize.KVB {
 			args = "--tensors kv_b_proj"
 		}

@@ -140,8 +140,7 @@ func rangesOf[T any](set map[int]T, is func(T) bool) string {
 // loading it does.
 func (r *Report) unsupported() {
 	cpu := runtime.NewCPU(1)
-	for i := range r.census.Found {
-		f := &r.census.Found[i]
+	for _, f := range r.census.Readings() {
 		if f.MTP {
 			continue
 		}

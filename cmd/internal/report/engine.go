@@ -143,7 +143,7 @@ func (e *engine) dim(name string) int {
 func (r *Report) place(e *engine, path *enginePath) PlacedPath {
 	p := newPlacer(path.Path, path.Limits)
 	kinds := map[int]map[string]int{} // layer → formats of a uniform gate
-	for _, f := range r.mainModel() {
+	for _, f := range mainModel(r.census.Found) {
 		if !f.Matrix() || path.Layers == "sparse" && (f.Layer < 0 || !r.config.SparseMLP[f.Layer]) {
 			continue
 		}
@@ -227,7 +227,7 @@ func (r *Report) misreads(e *engine, p *Placement) {
 		yes   bool
 	}
 	ambiguous := map[format.Spec]reading{} // of few shapes, for many tensors
-	for _, f := range r.mainModel() {
+	for _, f := range mainModel(r.census.Found) {
 		if !slices.Contains(e.Formats, f.Spec.Format.String()) {
 			add(f.Name, "", "%s is not loaded", f.Spec.Name())
 		}
@@ -262,7 +262,7 @@ func (r *Report) misreads(e *engine, p *Placement) {
 // in the sparse ones, as an overlay leaves it that has skipped some.
 func (r *Report) halfOverlays() []string {
 	formats := map[quantize.Role][2]map[string]map[int]bool{}
-	for _, f := range r.mainModel() {
+	for _, f := range mainModel(r.census.Found) {
 		if f.Layer < 0 || !f.Matrix() || f.Role != quantize.KVB && f.Role != quantize.Attn && f.Role != quantize.Out {
 			continue
 		}

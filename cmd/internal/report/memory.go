@@ -76,7 +76,7 @@ func (r *Report) AddMemory(context int, budget int64) error {
 func (r *Report) expertSizes(m *Memory) []int64 {
 	type id struct{ layer, expert int }
 	experts, layers := map[id]int64{}, map[int]int64{}
-	for _, f := range r.mainModel() {
+	for _, f := range mainModel(r.census.Found) {
 		n := bytesOf(f)
 		if f.Role != quantize.Expert {
 			m.Resident += n

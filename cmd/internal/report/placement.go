@@ -164,11 +164,11 @@ func shellWord(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// mainModel is the matrices of the model without its MTP block, layer by layer.
-func (r *Report) mainModel() []*quantize.Found {
+// mainModel is what is found of the model without its MTP block, layer by layer.
+func mainModel(found []quantize.Found) []*quantize.Found {
 	var list []*quantize.Found
-	for i := range r.census.Found {
-		if f := &r.census.Found[i]; !f.MTP {
+	for i := range found {
+		if f := &found[i]; !f.MTP {
 			list = append(list, f)
 		}
 	}
