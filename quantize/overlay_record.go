@@ -43,7 +43,8 @@ type OverlayRecord struct {
 const (
 	overlaySuffix  = ".overlay.json"
 	overlayVersion = 1
-	fromBase       = "base"
+	// FromBase is the source of an overlay that was made of its base.
+	FromBase = "base"
 )
 
 var overlayName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)
@@ -60,7 +61,7 @@ func recordPath(dir, name string) string { return filepath.Join(dir, name+overla
 func (o *Overlay) record() (*OverlayRecord, error) {
 	r := &OverlayRecord{Tool: "hawkmoth convert overlay", Version: overlayVersion, Arithmetic: "absmax 1", Name: o.Name,
 		Selection: o.Request.selection(), Format: o.Request.Choice.String(), MTP: o.Request.MTP, MaxShard: o.Options.MaxShard,
-		From: fromBase, Tensors: len(o.Items)}
+		From: FromBase, Tensors: len(o.Items)}
 	if !o.FromBase {
 		abs, err := filepath.Abs(o.snap.Dir)
 		if err != nil {
@@ -198,6 +199,9 @@ func Overlays(dir string) ([]OverlayInfo, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
+	}
+	if !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return strings.HasSuffix(strings.TrimSuffix(e.Name(), ".json"), ".overlay") }) {
+		return nil, nil // the index is long
 	}
 	index, err := readWeightIndex(dir)
 	if err != nil {

@@ -237,6 +237,9 @@ func TestCureIsACommandThatWorks(t *testing.T) {
 	if a := predicted(t, dir, "colibri-1.12").Paths[0]; a.GPU != "0-5" || a.CPU != "" || len(a.Reasons) > 0 {
 		t.Errorf("%+v", a)
 	}
+	if _, summary, _ := runInspect(dir); !strings.Contains(summary, "\noverlays      kvb, in use: 6 tensors of int4-grouped/64 over int8-row, made of the base itself\n") {
+		t.Errorf("the overlay is not named:\n%s", summary)
+	}
 	after := do("run", "ppl", dir, text, "-q")
 	t.Logf("before: %s after: %s", before, after)
 	if before == after {

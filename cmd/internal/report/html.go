@@ -168,6 +168,10 @@ func (r *Report) pageCards(p *page) {
 	if r.Origin != nil {
 		add(r.Origin.Recipe, "recipe, made by "+r.Origin.Tool)
 	}
+	for _, o := range r.Overlays {
+		_, label, _ := strings.Cut(o.text(), ", ")
+		add(o.Name, "overlay "+label)
+	}
 }
 
 // palette gives every format of the report a colour.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"path/filepath"
 	"slices"
 
 	"hawkmoth/cmd/internal/cli"
@@ -48,6 +49,7 @@ type Report struct {
 	Stamps       Stamps        `json:"stamps"`
 	Tokenizer    *Tokenizer    `json:"tokenizer,omitempty"`
 	Origin       *Origin       `json:"origin,omitempty"`
+	Overlays     []Overlay     `json:"overlays"`
 	Problems     []Problem     `json:"problems"` // all that keeps the model from loading
 	Warnings     []string      `json:"warnings"`
 
@@ -181,6 +183,17 @@ type Origin struct {
 	Recipe string `json:"recipe"`
 }
 
+// Overlay is an overlay that a directory of the snapshot's shards records.
+type Overlay struct {
+	Name     string   `json:"name"`
+	State    string   `json:"state"`  // see quantize.OverlayInfo
+	Format   string   `json:"format"` // as it was asked for
+	From     string   `json:"from"`   // "base", or the name of the checkpoint's directory
+	Tensors  int      `json:"tensors"`
+	Bytes    int64    `json:"bytes"`
+	Replaces []string `json:"replaces"` // formats of the base; empty for a directory of its own
+}
+
 // Problem is one thing that keeps the model from loading.
 type Problem struct {
 	Kind    string `json:"kind"` // "corrupt", "incomplete", "unsupported", "failed"
@@ -193,7 +206,7 @@ type Problem struct {
 }
 
 func empty(path string) *Report {
-	return &Report{Schema: Schema, Path: path, Verdict: Loadable, Unknown: []string{}, Formats: []FormatSize{}, Roles: []RoleSize{},
+	return &Report{Schema: Schema, Path: path, Verdict: Loadable, Unknown: []string{}, Formats: []FormatSize{}, Roles: []RoleSize{}, Overlays: []Overlay{},
 		Problems: []Problem{}, Warnings: []string{}}
 }
 
@@ -223,6 +236,9 @@ func Build(snap *format.Snapshot) (*Report, error) {
 		r.Warnings = append(r.Warnings, fmt.Sprintf("readers that ignore the index, as old colibri does, take the first file in byte order and so %s from other shards, such as %s", plural(n, "tensor"), example))
 	}
 	if err := r.origin(); err != nil {
+		return nil, err
+	}
+	if err := r.overlays(); err != nil {
 		return nil, err
 	}
 	known, err := r.readConfig()
@@ -302,6 +318,33 @@ func (r *Report) origin() error {
 		r.Warnings = append(r.Warnings, err.Error())
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
+	}
+	return nil
+}
+
+// overlays lists those of every directory that shards come from.
+func (r *Report) overlays() error {
+	seen := map[string]bool{}
+	for _, s := range r.snap.Shards {
+		dir := filepath.Dir(s.Path)
+		if seen[dir] {
+			continue
+		}
+		seen[dir] = true
+		list, err := quantize.Overlays(dir)
+		if errors.Is(err, format.ErrCorrupt) {
+			r.Warnings = append(r.Warnings, err.Error())
+			continue
+		} else if err != nil {
+			return err
+		}
+		for _, o := range list {
+			x := Overlay{o.Name, o.State, o.Format, o.From, o.Tensors, o.Bytes, []string{}}
+			for _, replaced := range o.Replaces {
+				x.Replaces = append(x.Replaces, replaced.Format)
+			}
+			r.Overlays = append(r.Overlays, x)
+		}
 	}
 	return nil
 }

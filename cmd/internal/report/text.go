@@ -145,6 +145,9 @@ func (r *Report) Summary(w io.Writer) error {
 	if r.Origin != nil {
 		l.field("made by", fmt.Sprintf("%s, recipe %s", r.Origin.Tool, r.Origin.Recipe))
 	}
+	for i, o := range r.Overlays {
+		l.field([]string{"overlays", ""}[min(i, 1)], o.text())
+	}
 	if len(r.Formats) > 0 {
 		l.f("")
 		l.WriteString(r.formatTable())
@@ -235,6 +238,17 @@ func countsText(list []FormatCount) string {
 		parts = append(parts, fmt.Sprintf("%d %s", f.Tensors, f.Format))
 	}
 	return strings.Join(parts, ", ")
+}
+
+func (o *Overlay) text() string {
+	text := fmt.Sprintf("%s, %s: %s of %s", clean(o.Name), o.State, plural(o.Tensors, "tensor"), clean(o.Format))
+	if len(o.Replaces) > 0 {
+		text += " over " + clean(strings.Join(o.Replaces, ", "))
+	}
+	if o.From == quantize.FromBase {
+		return text + ", made of the base itself"
+	}
+	return text + ", made of " + clean(o.From)
 }
 
 func (s *Stamps) text() string {
