@@ -37,7 +37,9 @@ func FP8ToF32(dst []float32, src []byte) {
 	}
 }
 
-// fp8Scaled writes the codes of one row times the scales of its blocks.
+// fp8Scaled writes the codes of one row times the scales of its blocks. A scale
+// of zero is multiplied like any other: 0·NaN is NaN, so that a code which is
+// none cannot hide behind it.
 func fp8Scaled(dst []float32, codes []byte, scales []float32) {
 	for _, s := range scales {
 		n := min(fp8Block, len(dst))
