@@ -251,8 +251,9 @@ func join(numbers []int, sep string) string {
 // Scattered says whether the tensor's elements lie apart among those of others.
 func (f *Found) Scattered() bool { return f.apart.size > 0 }
 
-// Bind makes the matrix: views into the mapped shard, no copy but for BF16
-// block scales and for matrices whose elements are apart in fused experts.
+// Bind makes the matrix: views into the mapped shard, no copy but for block
+// scales that are not F32 and for matrices whose elements are apart in fused
+// experts.
 func (f *Found) Bind() (Matrix, error) {
 	m := Matrix{Spec: f.Spec}
 	w, err := f.Tensor.Shard.Bytes(f.Tensor)
@@ -267,13 +268,13 @@ func (f *Found) Bind() (Matrix, error) {
 	m.W = w[f.Offset:][:f.Spec.Bytes()]
 	switch {
 	case f.Scales == nil:
-	case f.Scales.DType == format.DTypeBF16:
+	case f.Scales.DType != format.DTypeF32:
 		raw, err := f.Scales.Shard.Bytes(f.Scales)
 		if err != nil {
 			return m, err
 		}
 		m.S = make([]float32, f.Spec.Scales())
-		BF16ToF32(m.S, raw)
+		widenScales[f.Scales.DType](m.S, raw)
 	default:
 		m.S, err = f.Scales.Shard.Floats(f.Scales)
 	}

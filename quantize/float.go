@@ -82,3 +82,13 @@ func F32ToF16(dst []byte, src []float32) {
 		binary.LittleEndian.PutUint16(dst[2*i:], float16.Fromfloat32(src[i]).Bits())
 	}
 }
+
+// E8M0ToF32 makes powers of two of UE8M0 bytes: 2^(e−127), NaN for 0xff.
+func E8M0ToF32(dst []float32, src []byte) {
+	for i, e := range src[:len(dst)] {
+		dst[i] = float32(math.Ldexp(1, int(e)-127))
+		if e == 0xff {
+			dst[i] = float32(math.NaN())
+		}
+	}
+}

@@ -69,6 +69,13 @@ var widen = map[format.DType]func(dst []float32, src []byte){
 	format.DTypeF16:  F16ToF32,
 }
 
+// widenScales is the same for scales.
+var widenScales = map[format.DType]func(dst []float32, src []byte){
+	format.DTypeF32:  BytesToF32,
+	format.DTypeBF16: BF16ToF32,
+	format.DTypeE8M0: E8M0ToF32,
+}
+
 // OpenSource finds a wanted tensor in a checkpoint, by its own name or as rows
 // of a fused 3-D tensor [E, rows, in], or as codes and scales in a container,
 // and validates it; nothing but headers is read. Errors are
@@ -177,8 +184,8 @@ func (s *Source) findScales(snap *format.Snapshot) error {
 		return s.fail(format.ErrCorrupt, fmt.Sprintf("scale grid %s of a matrix [%d %d]", name, s.Rows, s.Cols),
 			fmt.Sprint(s.Scales.Shape), fmt.Sprintf("%v: ⌈%d/128⌉ × ⌈%d/128⌉", grid, s.Rows, s.Cols))
 	}
-	if d := s.Scales.DType; d != format.DTypeF32 && d != format.DTypeBF16 {
-		return s.fail(format.ErrUnsupported, "dtype of the scale grid "+name, string(d), "F32 or BF16")
+	if d := s.Scales.DType; widenScales[d] == nil {
+		return s.fail(format.ErrUnsupported, "dtype of the scale grid "+name, string(d), "F32, BF16 or F8_E8M0")
 	}
 	return nil
 }
@@ -268,7 +275,7 @@ func (s *Source) readScales(buf *SourceBuffer, row, n int) error {
 	if err := s.readAt(s.Scales, buf.grid, int64(row*s.Stored.ScaleCols()*width)); err != nil {
 		return err
 	}
-	widen[s.Scales.DType](buf.scales, buf.grid)
+	widenScales[s.Scales.DType](buf.scales, buf.grid)
 	return nil
 }
 

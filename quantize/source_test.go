@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -247,6 +248,41 @@ func TestB9FP8ScalesInAnotherShard(t *testing.T) {
 	wantError(t, err, format.ErrIncomplete, "x.weight:", "x.weight_scale_inv")
 }
 
+// Scales of one byte are powers of two: 134 was read as NaN, and the NaN 255 as
+// infinity, in the scales of kv_b_proj.
+func TestA5B7PowerOfTwoScales(t *testing.T) {
+	codes := make([]byte, 256*256)
+	for i := range codes {
+		codes[i] = 0x38 // 1.0
+	}
+	scaled := func(grid ...byte) *format.Snapshot {
+		return openShards(t, []testTensor{fp8Tensor("w", []int{256, 256}, codes), {"w_scale_inv", format.DTypeE8M0, []int{2, 2}, grid}})
+	}
+	want := matrixWant("w", 256, 256)
+	snap := scaled(134, 127, 126, 0)
+	got := readAll(t, snap, want)
+	for at, x := range map[int]float32{0: 128, 128: 1, 128 * 256: .5, 128*256 + 128: 0x1p-127} {
+		if got[at] != x {
+			t.Errorf("weight %d: %v, want %v", at, got[at], x)
+		}
+	}
+	census, problems := TakeCensus(snap, []Want{want})
+	if len(problems) > 0 || len(census.Found) != 1 {
+		t.Fatal(problems)
+	}
+	if m, err := census.Found[0].Bind(); err != nil || !slices.Equal(m.S, []float32{128, 1, .5, 0x1p-127}) {
+		t.Errorf("bound as %v, %v", m.S, err)
+	}
+	s, err := OpenSource(scaled(127, 255, 127, 127), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = s.ReadRows(&SourceBuffer{}, 0, 2, make([]float32, 512))
+	wantError(t, err, format.ErrCorrupt, "w: 16384 weights are not finite", "row 0, column 128", "scale NaN")
+	_, err = s.ReadScales(&SourceBuffer{}, 0, 2)
+	wantError(t, err, format.ErrCorrupt, "block row 0, column 1", "NaN")
+}
+
 // An unsupported dtype was met after many GB of copying.
 func TestB10UnsupportedDtypes(t *testing.T) {
 	for _, d := range []format.DType{"I8", "U8", "I32", "I64", "F64", "BOOL", "F8_E5M2", "F8_E8M0"} {
@@ -255,10 +291,10 @@ func TestB10UnsupportedDtypes(t *testing.T) {
 		wantError(t, err, format.ErrUnsupported, "w: ", string(d), "F8_E4M3")
 	}
 	codes := fp8Tensor("w", []int{2, 4}, make([]byte, 8))
-	for _, d := range []format.DType{format.DTypeE8M0, format.DTypeF16} {
+	for _, d := range []format.DType{"F8_E5M2", format.DTypeF16} {
 		snap := openShards(t, []testTensor{codes, {"w_scale_inv", d, []int{1, 1}, make([]byte, d.Bits()/8)}})
 		_, err := OpenSource(snap, matrixWant("w", 2, 4))
-		wantError(t, err, format.ErrUnsupported, "w: ", "w_scale_inv", string(d), "F32 or BF16")
+		wantError(t, err, format.ErrUnsupported, "w: ", "w_scale_inv", string(d), "F32, BF16 or F8_E8M0")
 	}
 	_, err := OpenSource(openShards(t, []testTensor{fp8Tensor("norm", []int{8}, make([]byte, 8))}), Want{Name: "norm", Shape: []int{8}})
 	wantError(t, err, format.ErrUnsupported, "norm", "F8_E4M3")

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"path/filepath"
 	goruntime "runtime"
 	"slices"
@@ -313,12 +312,7 @@ func (p piece) readScales(buf *buffers, part format.Spec) ([]float32, error) {
 	case format.DTypeBF16:
 		quantize.BF16ToF32(s, raw)
 	default: // UE8M0, the only scales of one byte
-		for i, e := range raw {
-			s[i] = float32(math.Ldexp(1, int(e)-127))
-			if e == 0xff {
-				s[i] = float32(math.NaN())
-			}
-		}
+		quantize.E8M0ToF32(s, raw)
 	}
 	return s, nil
 }
