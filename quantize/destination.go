@@ -2,6 +2,7 @@ package quantize
 
 import (
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -46,12 +47,8 @@ func Survey(p *Plan, dir string, overwrite bool) (*Destination, error) {
 	st, err := os.Stat(dir)
 	switch {
 	case absent(err):
-		parent, err := os.Stat(filepath.Dir(filepath.Clean(dir)))
-		if err != nil {
-			return nil, &format.Error{Path: dir, What: "the directory to create it in", Err: err}
-		}
-		if !parent.IsDir() {
-			return nil, &format.Error{Path: dir, What: "cannot be created", Err: syscall.ENOTDIR}
+		if err := parentOf(dir); err != nil {
+			return nil, err
 		}
 	case err != nil:
 		return nil, &format.Error{Path: dir, What: "cannot be examined", Err: err}
@@ -70,6 +67,22 @@ func Survey(p *Plan, dir string, overwrite bool) (*Destination, error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// parentOf says why a directory cannot be made: what is made is only the last
+// directory of a path, lest a misspelt one take hundreds of GB.
+func parentOf(dir string) error {
+	parent := filepath.Dir(filepath.Clean(dir))
+	st, err := os.Stat(parent)
+	switch {
+	case absent(err):
+		return &format.Error{Path: dir, What: "cannot be created, make the directory " + parent + " first", Err: fs.ErrNotExist}
+	case err != nil:
+		return &format.Error{Path: dir, What: "cannot be created", Err: err}
+	case !st.IsDir():
+		return &format.Error{Path: dir, What: "cannot be created, " + parent + " is not a directory", Err: syscall.ENOTDIR}
+	}
+	return nil
 }
 
 // inspect decides what becomes of an existing directory.
@@ -93,7 +106,9 @@ func (d *Destination) inspect(p *Plan, overwrite bool) error {
 		switch {
 		case p.owns(strings.TrimSuffix(name, ".tmp")), old.owns(name), strings.HasPrefix(name, "."), name == "lost+found":
 		case strings.HasSuffix(name, ".safetensors"):
-			shards = append(shards, name)
+			if !p.otherPass(name) {
+				shards = append(shards, name)
+			}
 		default:
 			strangers = append(strangers, name)
 		}
@@ -125,6 +140,10 @@ func (d *Destination) inspect(p *Plan, overwrite bool) error {
 		return nil
 	}
 	if diff := old.differences(d.manifest); len(diff) > 0 {
+		if prefix := p.Recipe.Shards; prefix != prefixOf(old.Recipe) {
+			return &format.Error{Kind: format.ErrConflict, Path: d.Dir, Found: "recipe " + old.Recipe, Wanted: "recipe " + p.Recipe.Name,
+				What: "holds another pass; make this one in a directory of its own and then move its " + prefix + "-*.safetensors here, where readers find both (balanced, small and colibri-metal write everything in one pass)"}
+		}
 		for _, e := range diff {
 			if f, ok := e.(*format.Error); ok {
 				f.Path = filepath.Join(d.Dir, ManifestName)
@@ -149,6 +168,25 @@ func (d *Destination) inspect(p *Plan, overwrite bool) error {
 	_, err = os.Stat(filepath.Join(d.Dir, indexName))
 	d.Complete = done == len(p.Shards) && err == nil && len(old.Replaces) == 0 && p.copied(d.Dir)
 	return nil
+}
+
+// prefixOf is the prefix of the shards that a recipe writes; that of a recipe
+// from a file is its base's, which is likely the default's.
+func prefixOf(recipe string) string {
+	r, err := RecipeFor(recipe)
+	if err != nil {
+		return recipes[0].Shards
+	}
+	return r.Shards
+}
+
+// otherPass says whether a shard is that of a pass which writes other tensors
+// than the plan's, such as the MTP block's; they may lie side by side.
+func (p *Plan) otherPass(name string) bool {
+	return shardName.MatchString(name) && slices.ContainsFunc(recipes, func(r Recipe) bool {
+		rest, ok := strings.CutPrefix(name, r.Shards+"-")
+		return ok && r.Shards != p.Recipe.Shards && strings.Trim(rest, "0123456789") == ".safetensors"
+	})
 }
 
 func named(names []string) []FinishedShard {

@@ -350,6 +350,57 @@ func TestA10OtherFlagsAreRefused(t *testing.T) {
 	}
 }
 
+// TestPassesOfOneContainer: colibri's converter writes the MTP block and the
+// indexers in passes of their own into one directory. Here each has its own,
+// and the words of the refusal join them.
+func TestPassesOfOneContainer(t *testing.T) {
+	snap := open(t, fixtures.TinyGLMDir(t))
+	plan := func(name string) *Plan {
+		p, err := NewPlan(snap, wantsOf(snap, 6), recipe(t, name, Flags{}), PlanOptions{MaxShard: 1 << 20, AllowAmbiguous: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	out := outDir(t)
+	execute(t, plan("colibri"), out, ExecuteOptions{})
+	want := map[string]bool{}
+	for name := range files(t, out) {
+		want[name] = true
+	}
+	for recipe, prefix := range map[string]string{"colibri-mtp": "out-mtp-", "colibri-indexer": "out-idx-"} {
+		_, err := Survey(plan(recipe), out, false)
+		wantError(t, err, format.ErrConflict, "holds another pass", "move its "+prefix+"*.safetensors here", "found recipe colibri, wanted recipe "+recipe)
+		pass := outDir(t)
+		execute(t, plan(recipe), pass, ExecuteOptions{})
+		_, err = Survey(plan("colibri"), pass, false)
+		wantError(t, err, format.ErrConflict, "holds another pass", "move its out-*.safetensors here")
+		for name := range files(t, pass) {
+			if strings.HasPrefix(name, prefix) {
+				want[name] = true
+				if err := os.Rename(filepath.Join(pass, name), filepath.Join(out, name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	joined := open(t, out)
+	for _, w := range wantsOf(snap, 6) {
+		if missing := joined.Tensor(w.Name) == nil; missing != (w.MTP && w.InIndexer()) {
+			t.Errorf("%s: missing is %v", w.Name, missing)
+		}
+	}
+	if r := execute(t, plan("colibri"), out, ExecuteOptions{}); r.Written > 0 {
+		t.Errorf("%d shards are written anew", r.Written)
+	}
+	got := files(t, out)
+	for name := range want {
+		if _, ok := got[name]; !ok {
+			t.Errorf("%s is gone", name)
+		}
+	}
+}
+
 func TestAnotherCheckpointOfTheSameShapesIsRefused(t *testing.T) {
 	w := ramp(64 * 64)
 	out := outDir(t)

@@ -778,7 +778,7 @@ func TestOverlayDirectories(t *testing.T) {
 		{c.dir, format.ErrUsage, "is the base itself"},
 		{copyDir(t, c.dir), format.ErrConflict, "is not a directory of overlays"},
 		{filepath.Join(c.dir, "config.json"), nil, "is a file"},
-		{filepath.Join(t.TempDir(), "no", "parent"), os.ErrNotExist, "the directory to create it in"},
+		{filepath.Join(t.TempDir(), "no", "parent"), os.ErrNotExist, "cannot be created, make the directory "},
 	} {
 		req.Dir = tt.dir
 		_, err := c.mustOverlay(t, c.source, req).Survey()

@@ -47,8 +47,8 @@ func (o *Overlay) Survey() (*OverlayDestination, error) {
 			return nil, err
 		}
 	case absent(err):
-		if st, err := os.Stat(filepath.Dir(filepath.Clean(d.Dir))); err != nil || !st.IsDir() {
-			return nil, &format.Error{Path: d.Dir, What: "the directory to create it in", Err: errors.Join(err, syscall.ENOTDIR)}
+		if err := parentOf(d.Dir); err != nil {
+			return nil, err
 		}
 	default:
 		return nil, &format.Error{Path: d.Dir, What: "cannot be examined", Err: err}
