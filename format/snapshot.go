@@ -332,6 +332,9 @@ func (s *Snapshot) Stamped(name string) bool {
 	return ok
 }
 
+// StampedGroup is the group size that metadata gives a packed matrix; 0 for none.
+func (s *Snapshot) StampedGroup(name string) int { return s.stamps[name].Group }
+
 // Spec is the format of a matrix [rows, cols] of the snapshot: what its stamp
 // says, if the bytes agree, and what the bytes say without one. A plain tensor
 // must have that very shape, or [cols] for one row. Int4-grouped with one

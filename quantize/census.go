@@ -202,7 +202,7 @@ func (c *Census) settleGroups(snap *format.Snapshot) {
 			continue
 		}
 		var fit []int
-		if !snap.Stamped(f.Name) {
+		if snap.StampedGroup(f.Name) == 0 { // a name alone does not say
 			for _, s := range snap.Candidates(f.Name, f.Spec.Rows, f.Spec.Cols) {
 				if s.Format == format.Int4Grouped {
 					fit = append(fit, s.Group)
@@ -233,7 +233,7 @@ func (c *Census) settleGroups(snap *format.Snapshot) {
 
 // String says what was taken and why somebody else may read it otherwise.
 func (r Reading) String() string {
-	text := fmt.Sprintf("%s: no stamp, and the scales fit groups of %s; read as %d", strings.Join(format.Collapse(r.Names), ", "), join(r.Candidates, " or "), r.Taken)
+	text := fmt.Sprintf("%s: no stamp says it, and the scales fit groups of %s; read as %d", strings.Join(format.Collapse(r.Names), ", "), join(r.Candidates, " or "), r.Taken)
 	if r.Taken != r.Candidates[0] {
 		return text + fmt.Sprintf(" like the rest of the container, while colibri takes %d", r.Candidates[0])
 	}

@@ -186,7 +186,11 @@ func (p *overlayPlanner) choose(census *Census) {
 			names = append(names, census.Found[i].Name)
 		}
 		wanted := "a role that this model has"
-		if req.Match != nil {
+		tied := slices.IndexFunc(census.Absent, func(w Want) bool { return w.Tied != "" && req.finds(w) })
+		switch {
+		case tied >= 0:
+			wanted = tiedText(census.Absent[tied])
+		case req.Match != nil:
 			wanted = "a part of a name, such as " + strings.Join(nearest(req.Match.String(), names, 3), ", ")
 		}
 		p.fail(format.ErrUsage, "", req.selection()+" finds no tensor", "", wanted)

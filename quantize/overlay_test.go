@@ -420,10 +420,45 @@ func TestA1UncertainGroupsAreReadAsTheCensusReadsThem(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantWarning(t, p, odd+": no stamp, and the scales fit groups of 48 or 64; read as 64")
+	wantWarning(t, p, odd+": no stamp says it, and the scales fit groups of 48 or 64; read as 64")
 	out := outDir(t)
 	execute(t, p, out, ExecuteOptions{})
 	check("conversion", out, odd, sure)
+}
+
+// TestA1StampWithoutGroupSize: a claim that says int4-grouped settles the format
+// and leaves the size to the rest of the container.
+func TestA1StampWithoutGroupSize(t *testing.T) {
+	const odd, sure = "model.layers.0.self_attn.kv_b_proj.weight", "model.layers.0.self_attn.o_proj.weight"
+	wants := []Want{{Name: odd, Shape: []int{8, 96}, Role: KVB}, {Name: sure, Shape: []int{8, 256}, Role: Out}}
+	for stamp, taken := range map[string]int{"": 64, `,"snapshot.gs":"{\"` + odd + `\":48}"`: 48} {
+		var entries []format.Entry
+		for _, w := range wants {
+			spec := groupedSpec(w.Shape[0], w.Shape[1], 64)
+			entries = append(entries, format.Entry{Name: w.Name, DType: format.DTypeU8, Shape: []int{int(spec.Bytes())}}, format.Entry{Name: w.Name + ".qs", DType: format.DTypeF32, Shape: []int{int(spec.Scales())}})
+		}
+		meta := map[string]string{}
+		if err := json.Unmarshal([]byte(`{"colibri.fmt":"{\"`+odd+`\":\"int4-grouped\"}"`+stamp+"}"), &meta); err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		w, err := format.Create(filepath.Join(dir, "out-00000.safetensors"), entries, meta)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if err := w.WriteAt(e.Name, make([]byte, e.Shape[0]*e.DType.Bits()/8), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		census, problems := TakeCensus(open(t, dir), wants)
+		if len(problems) > 0 || census.Found[0].Spec.Group != taken || len(census.Uncertain) != map[int]int{64: 1, 48: 0}[taken] {
+			t.Errorf("stamp %s: read in groups of %d, want %d; uncertain %v, %v", stamp, census.Found[0].Spec.Group, taken, census.Uncertain, problems)
+		}
+	}
 }
 
 func TestConvertedContainersNeedConsent(t *testing.T) {

@@ -289,7 +289,10 @@ func (p *planner) unmatched(o *Override, wants []Want) {
 		}
 	}
 	what := "override " + o.String()
+	tied := tiedTo(p.snap, wants, o.Match.MatchString)
 	switch {
+	case matched == 0 && tied != "":
+		p.fail(format.ErrUsage, "", what+" matches no tensor", "", tied)
 	case len(exact) > 0 && o.Choice.Format.Info().Packed:
 		p.fail(format.ErrUsage, "", what+" would quantise what must stay exact: "+strings.Join(format.Collapse(exact), ", "), "", "a pattern for other matrices, or f32, bf16 or f16")
 	case matched > 0:
@@ -297,6 +300,20 @@ func (p *planner) unmatched(o *Override, wants []Want) {
 	default:
 		p.fail(format.ErrUsage, "", what+" matches no tensor", "", "a part of a name, such as "+strings.Join(nearest(o.Match.String(), names, 3), ", "))
 	}
+}
+
+// tiedTo says which tensor is meant by a pattern that finds only a head which is
+// not there since the embeddings are tied; empty for another pattern.
+func tiedTo(snap *format.Snapshot, wants []Want, finds func(name string) bool) string {
+	i := slices.IndexFunc(wants, func(w Want) bool { return w.Tied != "" && finds(w.Name) && sourceOf(snap, w) == nil })
+	if i < 0 {
+		return ""
+	}
+	return tiedText(wants[i])
+}
+
+func tiedText(head Want) string {
+	return head.Tied + ", which is the head too: the embeddings are tied"
 }
 
 // unknown reports tensors that no part of the architecture reads, and FP8

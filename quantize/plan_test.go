@@ -408,6 +408,8 @@ func TestE10TiedAndUntiedHeads(t *testing.T) {
 	if all := census.Readings(); len(census.Found) != 1 || len(all) != 2 || all[1].Role != Head || all[1].Tensor.Name != embed.name {
 		t.Errorf("a tied embedding is read as %+v", all)
 	}
+	_, err = NewPlan(checkpoint(t, embed), tied(embed.name), recipe(t, "balanced", Flags{Tensors: []string{"lm_head=bf16"}}), PlanOptions{})
+	wantError(t, err, format.ErrUsage, "override lm_head=bf16 matches no tensor (wanted model.embed_tokens.weight, which is the head too")
 	_, err = NewPlan(checkpoint(t, embed), tied(""), balanced, PlanOptions{})
 	wantError(t, err, format.ErrIncomplete, "lm_head.weight (head): missing tensor")
 	p, err = NewPlan(checkpoint(t, embed, matrix("lm_head.weight", 64, 64)), tied(embed.name), balanced, PlanOptions{})

@@ -166,7 +166,7 @@ func (r *Report) subjects() []*subject {
 			if f.Scattered() {
 				continue // the fused tensor is read as it lies, below
 			}
-			list = append(list, &subject{found: f, tensor: f.Tensor, spec: f.Spec, offset: f.Offset, scales: f.Scales, sizes: r.groupSizes(f), stamped: r.snap.Stamped(f.Name)})
+			list = append(list, &subject{found: f, tensor: f.Tensor, spec: f.Spec, offset: f.Offset, scales: f.Scales, sizes: r.groupSizes(f), stamped: r.snap.StampedGroup(f.Name) > 0})
 			seen[f.Tensor.Name] = true
 			if f.Scales != nil {
 				seen[f.Scales.Name] = true
