@@ -96,7 +96,7 @@ func NewOverlay(base, from *format.Snapshot, wants []Want, req OverlayRequest) (
 	if source == nil {
 		source = base
 	}
-	p.Plan = Plan{Recipe: &Recipe{Name: "overlay"}, Options: PlanOptions{MaxShard: req.MaxShard, AllowAmbiguous: req.AllowAmbiguous}, snap: source, eachTensor: true,
+	p.Plan = Plan{Recipe: &Recipe{Name: "overlay"}, Options: PlanOptions{MaxShard: req.MaxShard, AllowAmbiguous: req.AllowAmbiguous}, snap: source, EachTensor: true,
 		Warnings: slices.Clone(base.Warnings)}
 	if p.Options.MaxShard == 0 {
 		p.Options.MaxShard = DefaultMaxShard

@@ -97,9 +97,10 @@ type Plan struct {
 	Files    []FileCopy
 	Dropped  []Want // tensors of the checkpoint that the recipe leaves out
 	Warnings []string
+	// EachTensor makes Verify give the error of every tensor.
+	EachTensor bool
 
-	snap       *format.Snapshot
-	eachTensor bool // Verify gives the error of every tensor
+	snap *format.Snapshot
 }
 
 // NewPlan decides a conversion of the tensors that an architecture wants,

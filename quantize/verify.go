@@ -19,7 +19,7 @@ type Verification struct {
 	// BelowFloor counts rows with weights so small that the smallest scale
 	// turned them into zeros.
 	BelowFloor int `json:"rows_below_scale_floor"`
-	// Tensors and Heads are given for overlays.
+	// Tensors are given where the plan asks for them, Heads for overlays.
 	Tensors []TensorError `json:"tensors,omitempty"`
 	Heads   []HeadErrors  `json:"heads,omitempty"`
 }
@@ -297,7 +297,7 @@ func (p *Plan) verification(sums []blockError) (*Verification, error) {
 		if e.Error > worst[r].Error || worst[r].Tensor == "" {
 			worst[r] = e
 		}
-		if p.eachTensor {
+		if p.EachTensor {
 			v.Tensors = append(v.Tensors, e)
 		}
 		if heads != nil {

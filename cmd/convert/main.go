@@ -263,6 +263,7 @@ func (r *report) run(cmd *cobra.Command, plan *quantize.Plan, f *flags) error {
 		r.Result.BytesPerSecond = float64(read) / r.Result.Seconds
 	}
 	if f.verify {
+		plan.EachTensor = cli.Verbose(cmd)
 		progress := cli.NewProgress(cmd, "verify", total)
 		defer progress.Done()
 		progress.Line(r.Output)

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -470,6 +471,12 @@ func TestReports(t *testing.T) {
 	}
 	if r.Result.Kept != 1 || r.Result.Written != 0 || !r.Destination.Complete || r.Total.Tensors != 282 || r.Verification.Worst.Error <= 0 || len(r.Files) != 4 {
 		t.Errorf("%+v", r)
+	}
+	stdout, _ = must(t, dir, out, "-v")
+	for _, line := range []string{`tensor +source +format +container +shard +error`, `model\.layers\.2\.self_attn\.kv_b_proj\.weight +BF16\[448 128\] +int8-row +59\.1 kB +out-00000\.safetensors +0\.6\d%`, `model\.norm\.weight +BF16\[192\] +f32 +768 B +out-00000\.safetensors +0`} {
+		if !regexp.MustCompile("(?m)^" + line + "$").MatchString(stdout) {
+			t.Errorf("-v: no line %s in\n%s", line, stdout)
+		}
 	}
 	stdout, _ = must(t, dir, out, "--verify=false", "-q")
 	if !strings.Contains(stdout, "complete already") || strings.Contains(stdout, "verified") {

@@ -176,11 +176,23 @@ func (r *report) text() string {
 
 // tensors is a table of every tensor.
 func (r *report) tensors() string {
-	table := cli.NewTable("tensor", "source", "format", "container", "shard")
+	head := []string{"tensor", "source", "format", "container", "shard"}
+	errs := map[string]float64{}
+	if v := r.Verification; v != nil {
+		head = append(head, "error")
+		for _, e := range v.Tensors {
+			errs[e.Tensor] = e.Error
+		}
+	}
+	table := cli.NewTable(head...)
 	for _, s := range r.plan.Shards {
 		for i := range s.Items {
 			it := &s.Items[i]
-			table.Add(it.Want.Name, fmt.Sprintf("%s%v", it.Source.DType, it.Want.Shape), it.Spec.Name(), cli.Bytes(it.Bytes()), s.Name)
+			row := []any{it.Want.Name, fmt.Sprintf("%s%v", it.Source.DType, it.Want.Shape), it.Spec.Name(), cli.Bytes(it.Bytes()), s.Name}
+			if r.Verification != nil {
+				row = append(row, percent(errs[it.Want.Name]))
+			}
+			table.Add(row...)
 		}
 	}
 	text := table.String()
