@@ -66,7 +66,7 @@ func TakeCensus(snap *format.Snapshot, wants []Want) (*Census, format.Problems) 
 // Readings are the found tensors as the model reads them: an embedding that
 // stands in for a tied head is there a second time, as the head.
 func (c *Census) Readings() []Found {
-	list := slices.Clone(c.Found)
+	list := slices.Clip(c.Found)
 	for _, w := range c.Absent {
 		i := slices.IndexFunc(c.Found, func(f Found) bool { return w.Tied != "" && f.Name == w.Tied })
 		if i >= 0 {

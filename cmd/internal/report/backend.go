@@ -69,9 +69,10 @@ func (r *Report) placeBackend(name, source string, supports func(runtime.Kind, f
 	if name == "cpu" {
 		needs = nil
 	}
+	model := mainModel(r.census.Readings())
 	for _, way := range ways {
 		x := newPlacer(way.path, nil)
-		for _, f := range mainModel(r.census.Readings()) {
+		for _, f := range model {
 			op := runtime.KindOf(f.Want)
 			if !slices.Contains(way.ops, op) {
 				continue

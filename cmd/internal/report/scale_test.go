@@ -119,7 +119,13 @@ func TestGLM52FromHeaders(t *testing.T) {
 		t.Fatal(err)
 	}
 	var text, page strings.Builder
-	for _, err := range []error{r.AddLayers(), r.AddEngine("colibri-1.12"), r.AddEngine("colibri-1.6"), r.AddBackend("metal"), r.AddMemory(32768, 96e9), r.Summary(&text), r.WriteLayers(&text),
+	for _, err := range []error{r.AddLayers(), r.AddEngine("colibri-1.12"), r.Summary(&text), r.WriteLayers(&text), r.WritePlacements(&text)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("summary, map and one prediction: %v of CPU", cpuTime()-start)
+	for _, err := range []error{r.AddEngine("colibri-1.6"), r.AddBackend("metal"), r.AddMemory(32768, 96e9), r.Summary(&text), r.WriteLayers(&text),
 		r.WritePlacements(&text), r.WriteMemory(&text), r.HTML(&page)} {
 		if err != nil {
 			t.Fatal(err)
@@ -128,7 +134,7 @@ func TestGLM52FromHeaders(t *testing.T) {
 	took := cpuTime() - start
 	var mem goruntime.MemStats
 	goruntime.ReadMemStats(&mem)
-	t.Logf("%v of CPU, %d MB from the system (%d MB before), a page of %d kB\n%s", took, mem.Sys/1e6, before.Sys/1e6, page.Len()/1000, text.String())
+	t.Logf("with three predictions, memory plan and page: %v of CPU, %d MB from the system (%d MB before), a page of %d kB\n%s", took, mem.Sys/1e6, before.Sys/1e6, page.Len()/1000, text.String())
 	if took > 4*time.Second { // 2 s are asked for; the rest is for slow and busy machines
 		t.Errorf("took %v of CPU", took)
 	}
