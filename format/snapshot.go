@@ -54,6 +54,7 @@ func Open(dir string, overlays ...string) (*Snapshot, error) {
 		s.lay(p)
 		claims = append(claims, p.claims...)
 	}
+	s.names = slices.Sorted(maps.Keys(s.tensors))
 	problems = append(problems, s.pair()...)
 	problems = append(problems, s.stamp(claims)...)
 	if err := problems.Err(); err != nil {
@@ -63,7 +64,6 @@ func Open(dir string, overlays ...string) (*Snapshot, error) {
 		}
 		return nil, err
 	}
-	s.names = slices.Sorted(maps.Keys(s.tensors))
 	return s, nil
 }
 
@@ -171,19 +171,28 @@ func (p *part) openShards(files []string) Problems {
 
 // resolve chooses the shard of each name; the index decides between several.
 func (p *part) resolve() Problems {
-	holders := map[string][]*Tensor{}
+	n := 0
+	for _, sh := range p.shards {
+		n += len(sh.Tensors)
+	}
+	p.tensors = make(map[string]*Tensor, n)
+	several := map[string][]*Tensor{}
 	for _, sh := range p.shards {
 		for _, t := range sh.Tensors {
-			holders[t.Name] = append(holders[t.Name], t)
+			first := p.tensors[t.Name]
+			if first == nil {
+				p.tensors[t.Name] = t
+				continue
+			}
+			if several[t.Name] == nil {
+				several[t.Name] = []*Tensor{first}
+			}
+			several[t.Name] = append(several[t.Name], t)
 		}
 	}
 	var problems Problems
-	for _, name := range slices.Sorted(maps.Keys(holders)) {
-		list := holders[name]
-		p.tensors[name] = list[0]
-		if len(list) == 1 {
-			continue
-		}
+	for _, name := range slices.Sorted(maps.Keys(several)) {
+		list := several[name]
 		shard, listed := p.index[name]
 		i := slices.IndexFunc(list, func(t *Tensor) bool { return filepath.Base(t.Shard.Path) == shard })
 		if i >= 0 {
@@ -204,7 +213,7 @@ func (p *part) resolve() Problems {
 		problems = append(problems, &Error{Kind: ErrCorrupt, Path: p.dir, Tensor: name, What: "held by several shards and " + why, Found: strings.Join(found, ", "), Wanted: "one"})
 	}
 	p.hide()
-	if stale := p.staleEntries(holders); stale > 0 {
+	if stale := p.staleEntries(several); stale > 0 {
 		p.warnings = append(p.warnings, fmt.Sprintf("%s: %d tensors of the index are not in the shard that it names", filepath.Join(p.dir, indexName), stale))
 	}
 	return problems
@@ -222,10 +231,11 @@ func (p *part) hide() {
 	}
 }
 
-func (p *part) staleEntries(holders map[string][]*Tensor) int {
+func (p *part) staleEntries(several map[string][]*Tensor) int {
 	stale := 0
 	for name, shard := range p.index {
-		if !slices.ContainsFunc(holders[name], func(t *Tensor) bool { return filepath.Base(t.Shard.Path) == shard }) {
+		in := func(t *Tensor) bool { return filepath.Base(t.Shard.Path) == shard }
+		if t := p.tensors[name]; (t == nil || !in(t)) && !slices.ContainsFunc(several[name], in) {
 			stale++
 		}
 	}
@@ -235,6 +245,10 @@ func (p *part) staleEntries(holders map[string][]*Tensor) int {
 // lay puts a part over what is there. A packed matrix is one unit: a part that
 // holds N replaces N and its scales.
 func (s *Snapshot) lay(p *part) {
+	if len(s.tensors) == 0 {
+		s.tensors = p.tensors
+		return
+	}
 	for name, t := range p.tensors {
 		if _, held := p.tensors[name+ScaleSuffix]; !held && t.DType != DTypeU8 {
 			delete(s.tensors, name+ScaleSuffix)
@@ -247,7 +261,7 @@ func (s *Snapshot) lay(p *part) {
 func (s *Snapshot) pair() Problems {
 	var problems Problems
 	var orphans []string
-	for _, name := range slices.Sorted(maps.Keys(s.tensors)) {
+	for _, name := range s.names {
 		base, isScale := strings.CutSuffix(name, ScaleSuffix)
 		if !isScale {
 			continue
@@ -270,19 +284,22 @@ func (s *Snapshot) pair() Problems {
 // says about a tensor of its own that another shard replaces is not about the
 // winner; all other claims about a name must agree.
 func (s *Snapshot) stamp(claims []claim) Problems {
-	held := map[*Shard]map[string]bool{}
-	for _, sh := range s.Shards {
-		held[sh] = map[string]bool{}
-		for _, t := range sh.Tensors {
-			held[sh][t.Name] = true
+	held := map[*Shard]map[string]bool{} // of shards that claim what is not theirs: few
+	holds := func(sh *Shard, name string) bool {
+		if held[sh] == nil {
+			held[sh] = map[string]bool{}
+			for _, t := range sh.Tensors {
+				held[sh][t.Name] = true
+			}
 		}
+		return held[sh][name]
 	}
 	var problems Problems
-	s.stamps = map[string]Stamp{}
+	s.stamps = make(map[string]Stamp, len(claims))
 	by := map[string]*Shard{}
 	for _, c := range claims {
 		n := s.tensors[c.name]
-		if n == nil || s.scales(n) == nil || held[c.shard][c.name] && c.shard != n.Shard {
+		if n == nil || s.scales(n) == nil || c.shard != n.Shard && holds(c.shard, c.name) {
 			continue
 		}
 		old, dup := s.stamps[c.name]

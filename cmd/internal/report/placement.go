@@ -166,7 +166,7 @@ func shellWord(s string) string {
 
 // mainModel is what is found of the model without its MTP block, layer by layer.
 func mainModel(found []quantize.Found) []*quantize.Found {
-	var list []*quantize.Found
+	list := make([]*quantize.Found, 0, len(found))
 	for i := range found {
 		if f := &found[i]; !f.MTP {
 			list = append(list, f)
