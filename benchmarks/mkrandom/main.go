@@ -8,10 +8,13 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 
 	"hawkmoth/format"
 	"hawkmoth/quantize"
@@ -19,7 +22,7 @@ import (
 )
 
 // presets are the keys of config.json that differ: a model of 0.92 billion
-// parameters, and two layers of GLM-5.2.
+// parameters, two layers of GLM-5.2, and all of it.
 var presets = map[string]map[string]any{
 	"bench": {"hidden_size": 1024, "num_hidden_layers": 16, "first_k_dense_replace": 1, "num_attention_heads": 16, "q_lora_rank": 512, "kv_lora_rank": 512,
 		"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "intermediate_size": 4096, "moe_intermediate_size": 512, "n_routed_experts": 32,
@@ -29,22 +32,33 @@ var presets = map[string]map[string]any{
 		"num_experts_per_tok": 8, "vocab_size": 154880, "index_n_heads": 32, "index_head_dim": 128, "max_position_embeddings": 65536},
 }
 
+func init() {
+	all := maps.Clone(presets["glm52x2"])
+	all["num_hidden_layers"], all["first_k_dense_replace"] = 78, 3
+	presets["glm52"] = all
+}
+
 var common = map[string]any{"model_type": "glm_moe_dsa", "n_shared_experts": 1, "index_topk": 2048, "routed_scaling_factor": 2.5, "rope_theta": 1e6}
 
 func main() {
-	preset := flag.String("preset", "bench", "bench or glm52x2")
+	preset := flag.String("preset", "bench", "bench, glm52x2 or glm52")
 	name := flag.String("format", "int4-grouped/64", "format of every matrix")
+	only := flag.String("only", "", "write the tensors alone whose name the pattern finds")
 	flag.Parse()
-	if err := run(*preset, *name, flag.Arg(0)); err != nil {
+	if err := run(*preset, *name, *only, flag.Arg(0)); err != nil {
 		fmt.Fprintln(os.Stderr, "mkrandom:", err)
 		os.Exit(1)
 	}
 }
 
-func run(preset, name, dir string) error {
+func run(preset, name, only, dir string) error {
 	keys := presets[preset]
 	if keys == nil || dir == "" {
-		return fmt.Errorf("usage: mkrandom [-preset bench|glm52x2] [-format F] DIR")
+		return fmt.Errorf("usage: mkrandom [-preset bench|glm52x2|glm52] [-format F] [-only REGEX] DIR")
+	}
+	match, err := regexp.Compile(only)
+	if err != nil {
+		return err
 	}
 	id, group, err := format.ParseFormat(name)
 	if err != nil {
@@ -67,7 +81,8 @@ func run(preset, name, dir string) error {
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), data, 0o644); err != nil {
 		return err
 	}
-	return write(filepath.Join(dir, "out-00000.safetensors"), c.Arch.Tensors(c), id, group)
+	wants := slices.DeleteFunc(c.Arch.Tensors(c), func(w quantize.Want) bool { return !match.MatchString(w.Name) })
+	return write(filepath.Join(dir, "out-00000.safetensors"), wants, id, group)
 }
 
 func write(path string, wants []quantize.Want, id format.ID, group int) error {
