@@ -276,7 +276,7 @@ func TestE8TinyGLMsMTPBlockIsRecognised(t *testing.T) {
 	}
 	edit(t, dir, func(c map[string]any) { delete(c, "num_nextn_predict_layers") })
 	code, _, stderr := run(t, "plan", dir)
-	if code != cli.Unsupported || !strings.Contains(stderr, "model.layers.6.eh_proj.weight: behind the last layer that config.json announces") {
+	if code != cli.Unsupported || !strings.Contains(stderr, "behind the last layer that config.json announces: an MTP block needs num_nextn_predict_layers\n    model.layers.6.eh_proj.weight\n") {
 		t.Errorf("exit %d, stderr\n%s", code, stderr)
 	}
 }
@@ -508,7 +508,7 @@ func TestWrongUses(t *testing.T) {
 		{[]string{dir, "x", "--tensor", "nothing=bf16"}, cli.Usage, "override nothing=bf16 matches no tensor"},
 		{[]string{dir, dir}, cli.Usage, "is the checkpoint itself"},
 		{[]string{dir, filepath.Join(dir, "config.json")}, cli.Failed, "config.json: is a file (wanted a directory"},
-		{[]string{dir, filepath.Join(dir, "no", "such", "parent")}, cli.Failed, "no such file or directory"},
+		{[]string{dir, filepath.Join(dir, "no", "such", "parent")}, cli.Failed, filepath.Join("no", "such") + " first"},
 		{[]string{filepath.Join(dir, "none"), "x"}, cli.Failed, "no such file or directory"},
 		{[]string{dir, "x", "--ebit", "4"}, cli.Usage, "did you mean --ebits?"},
 	} {
