@@ -8,7 +8,7 @@ type (
 		YStride                          uint32
 	}
 	tokens    struct{ ID [512]uint32 }
-	roundArgs struct{ Cols, Blocks, XStride uint32 }
+	roundArgs struct{ Cols, Blocks, XStride, Heads, Chunks uint32 }
 	// matMulArgs: see the struct's comments in matmul.metal.
 	matMulArgs struct {
 		First, Rows, RowStep             uint32
@@ -33,7 +33,8 @@ type (
 	}
 	attendArgs struct {
 		Heads, Width, Cols, Position uint32
-		Topk, ScoreStride, Chunks    uint32
+		Topk, ScoreStride            uint32
+		Chunks, Span                 uint32
 		Scale                        float32
 	}
 	indexArgs struct {

@@ -229,14 +229,14 @@ func (b *Backend) Close() error {
 	for _, s := range b.spans {
 		s.Release()
 	}
+	if b.queue != nil {
+		b.queue.Release()
+	}
 	for _, p := range b.pipelines {
 		p.Release()
 	}
 	for _, l := range b.libraries {
 		l.Release()
-	}
-	if b.queue != nil {
-		b.queue.Release()
 	}
 	return errors.Join(err, b.cpu.Close(), b.dev.Close())
 }

@@ -39,6 +39,7 @@ var (
 	stubOnce sync.Once
 	theStub  stub
 	live     func() int32
+	graphs   func() int32 // launches of graphs in thousands, and updates of launches in them
 	stubLib  *cudaLib
 	stubErr  error
 )
@@ -60,6 +61,7 @@ func openStub(t *testing.T) (Device, *stub) {
 		var set func(m, l uintptr)
 		purego.RegisterLibFunc(&set, h, "fake_set")
 		purego.RegisterLibFunc(&live, h, "fake_live")
+		purego.RegisterLibFunc(&graphs, h, "fake_graphs")
 		set(purego.NewCallback(theStub.load), purego.NewCallback(theStub.launch))
 		stubLib, stubErr = loadCUDA(so)
 	})
@@ -77,7 +79,7 @@ func openStub(t *testing.T) (Device, *stub) {
 
 func (s *stub) load(ptx, id unsafe.Pointer) uintptr {
 	text := cString(ptx)
-	for _, v := range slices.Concat(Variants(), testVariants) {
+	for _, v := range slices.Concat(Variants(true), testVariants) {
 		k := s.kernels[v.Key()]
 		if k.PTX != text {
 			continue
@@ -158,6 +160,12 @@ func TestCUDAHostCode(t *testing.T) {
 	if err := newChain(d, checkText(t)).run(); err != nil {
 		t.Error(err)
 	}
+	was := graphs()
+	exerciseGraphs(t, d)
+	// The third and the fourth of four alike, with what differs in them, and nothing of the fifth's.
+	if n := graphs() - was; n != 5*1000+2*3 {
+		t.Errorf("%d launches of graphs with %d updates", n/1000, n%1000)
+	}
 	if err := d.Close(); err != nil {
 		t.Error(err)
 	}
@@ -167,6 +175,67 @@ func TestCUDAHostCode(t *testing.T) {
 	for _, e := range s.errs {
 		t.Error(e)
 	}
+}
+
+// exerciseGraphs commits command buffers of the same kernels, more of which become
+// graphs, with other arguments and sizes, and one of other kernels.
+func exerciseGraphs(t *testing.T, d Device) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	lib, err := d.NewLibrary("driver.metal", driverText)
+	must(err)
+	fill, err := lib.NewPipeline("fill", driverConstants...)
+	must(err)
+	q, err := d.NewQueue()
+	must(err)
+	const parts, n = 6, 64
+	y, err := d.NewBuffer(4*parts*n, Private)
+	must(err)
+	// Rounds of: the value and threadgroups of the parts, and where a barrier is.
+	for i, round := range []struct {
+		values  [parts]uint32
+		groups  int
+		barrier int
+	}{
+		{[parts]uint32{1, 2, 3, 4, 5, 6}, 2, 3}, {[parts]uint32{1, 2, 3, 4, 5, 6}, 2, 3}, {[parts]uint32{9, 2, 8, 4, 7, 6}, 2, 3},
+		{[parts]uint32{9, 2, 8, 4, 7, 6}, 2, 3}, {[parts]uint32{9, 5, 8, 5, 7, 5}, 2, 3}, {[parts]uint32{1, 1, 1, 1, 1, 1}, 2, 2}, {[parts]uint32{3, 3, 3, 3, 3, 3}, 2, 2},
+	} {
+		must(y.Zero())
+		c := q.CommandBuffer()
+		e := c.Encoder(true)
+		for p, v := range round.values {
+			if p == round.barrier {
+				e.Barrier()
+			}
+			e.SetPipeline(fill)
+			e.SetBuffer(0, y, 4*p*n)
+			e.SetBytes(1, u32(v*1000))
+			e.Dispatch(Size{X: round.groups}, Size{X: 32})
+		}
+		e.End()
+		c.Commit()
+		must(c.Wait())
+		got := make([]byte, 4*parts*n)
+		must(y.Read(0, got))
+		for j := range parts * n {
+			want := round.values[j/n]*1000 + uint32(j%n)
+			if j%n >= 32*round.groups {
+				want = 0
+			}
+			if g := binary.LittleEndian.Uint32(got[4*j:]); g != want {
+				t.Fatalf("round %d: element %d is %d, not %d", i, j, g, want)
+			}
+		}
+	}
+	y.Release()
+	q.Release()
+	fill.Release()
+	lib.Release()
 }
 
 // testVariants are the kernels of the tests that run on real devices too.
@@ -262,7 +331,7 @@ func TestPTXIsReproducible(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := Variants()
+	all := Variants(true)
 	for i := 0; i < len(all); i += max(1, len(all)/8) {
 		k, err := compileVariant(all[i])
 		if err != nil {
@@ -288,6 +357,7 @@ func TestCUDADevice(t *testing.T) {
 		t.Logf("device %d: %s", i, name)
 		withTestKernels(t, d)
 		exerciseDriver(t, d)
+		exerciseGraphs(t, d)
 		for range 3 {
 			if err := newChain(d, checkText(t)).run(); err != nil {
 				t.Error(err)
@@ -306,7 +376,7 @@ func TestPTXIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := maps.Clone(archive)
-	for _, v := range Variants() {
+	for _, v := range Variants(true) {
 		text, err := Source(v.File)
 		if err != nil {
 			t.Fatal(err)

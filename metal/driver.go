@@ -57,6 +57,7 @@ type Limits struct {
 	ThreadgroupMemory int  // bytes for one threadgroup
 	Threads           int  // threads of one threadgroup
 	Page              int  // Wrap needs memory that starts and ends at multiples of it
+	Dots              bool // instructions for products of bytes (dot4 of kernels/dot.h)
 	SIMD              bool // shuffles, reductions and matrices over simdgroups of 32
 	Unified           bool // the host's memory is the device's: Wrap copies nothing
 	Residency         bool // Queue.KeepResident works

@@ -77,7 +77,7 @@ func (lib *cudaLib) open(index int) (_ Device, err error) {
 		_ = d.Close()
 		return nil, fmt.Errorf("cuda: %w: %s has compute capability %d.%d, kernels need 7.5", ErrNoDevice, d.name, major, minor)
 	}
-	d.limits = Limits{MaxBuffer: int(*total), Memory: int(*total - *total/16), ThreadgroupMemory: 48 << 10, Threads: 1024, Page: 1, SIMD: true}
+	d.limits = Limits{MaxBuffer: int(*total), Memory: int(*total - *total/16), ThreadgroupMemory: 48 << 10, Threads: 1024, Page: 1, SIMD: true, Dots: true}
 	return d, nil
 }
 

@@ -42,6 +42,14 @@ func emulator(t testing.TB, o EmulatorOptions) Device {
 	return d
 }
 
+// emulatorWithDots claims the instructions that NVIDIA's devices have.
+func emulatorWithDots(t testing.TB) Device {
+	t.Helper()
+	l := emulatorLimits
+	l.Dots = true
+	return emulator(t, EmulatorOptions{Limits: &l})
+}
+
 func TestEmulatorDriver(t *testing.T) {
 	for _, o := range []EmulatorOptions{{}, {Seed: 9, Workers: 1}, {Seed: 5, Check: true}} {
 		exerciseDriver(t, emulator(t, o))

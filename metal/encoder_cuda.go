@@ -23,8 +23,10 @@ type cudaQueue struct {
 	streams [cudaStreams]uintptr
 	joins   [cudaStreams]uintptr // events
 
-	mu   sync.Mutex
-	free []*cudaCommands
+	mu     sync.Mutex
+	free   []*cudaCommands
+	graphs []*cudaGraph // the one used last comes last
+	shape  []graphShape // of the command buffer being launched
 }
 
 func (d *cudaDevice) NewQueue() (Queue, error) {
@@ -51,6 +53,9 @@ func (q *cudaQueue) KeepResident(...Buffer) (func(), error) {
 func (q *cudaQueue) Release() {
 	_ = q.d.do(func() error {
 		var errs []error
+		for _, g := range q.graphs {
+			errs = append(errs, q.drop(g))
+		}
 		for i := range q.streams {
 			errs = append(errs, q.d.call("cuStreamDestroy_v2", q.streams[i]), q.d.call("cuEventDestroy_v2", q.joins[i]))
 		}
@@ -102,6 +107,7 @@ type cudaCommands struct {
 	args  [4096 + 31*8]byte // of one launch
 	size  uintptr
 	extra launchArgs
+	node  kernelNode
 }
 
 func (c *cudaCommands) launch() error {
@@ -112,7 +118,11 @@ func (c *cudaCommands) launch() error {
 		if err := c.q.d.call("cuEventRecord", c.begin, c.q.streams[0]); err != nil {
 			return err
 		}
-		if err := c.segments(c.launchSegment); err != nil {
+		done, err := c.launchGraph()
+		if err == nil && !done {
+			err = c.segments(c.launchSegment)
+		}
+		if err != nil {
 			return err
 		}
 		return c.q.d.call("cuEventRecord", c.end, c.q.streams[0])

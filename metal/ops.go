@@ -54,24 +54,35 @@ func (b *Backend) embed(op runtime.Embed, p pass) {
 type rounded struct {
 	q, sx  ref
 	blocks int
+	quad   int // bytes of four blocks of q
 }
 
-// quadBytes is the rounded activations of four blocks.
-const quadBytes = 4 * kernel.Block * 2
+// quadBytes is the size of the rounded activations of four blocks.
+func (b *Backend) quadBytes(l layout) int {
+	if b.limits.Dots && l != plainPairs {
+		return 4 * kernel.Block
+	}
+	return 4 * kernel.Block * 2
+}
 
 // round rounds rows vectors of cols elements that start at x, stride apart.
 func (b *Backend) round(l layout, x ref, rows, cols, stride int) rounded {
-	r := rounded{blocks: ceil(cols, kernel.Block)}
-	r.q = b.work(scratchQ+scratchID(l), rows*ceil(r.blocks, 4)*quadBytes)
+	return b.roundSums(l, x, rows, cols, stride, 1, 1)
+}
+
+// roundSums does so with rows that are sums of chunks, heads rows to a chunk.
+func (b *Backend) roundSums(l layout, x ref, rows, cols, stride, heads, chunks int) rounded {
+	r := rounded{blocks: ceil(cols, kernel.Block), quad: b.quadBytes(l)}
+	r.q = b.work(scratchQ+scratchID(l), rows*ceil(r.blocks, 4)*r.quad)
 	r.sx = b.work(scratchSX+scratchID(l), rows*ceil(r.blocks, 4)*16)
-	if !b.use(special{kernel: "round_activations", layout: l}) {
+	if !b.use(special{kernel: "round_activations", layout: l, dots: b.limits.Dots}) {
 		return r
 	}
 	b.in(0, x)
 	b.out(1, r.q)
 	b.out(2, r.sx)
 	a := &b.enc.args.round
-	*a = roundArgs{uint32(cols), uint32(r.blocks), uint32(stride)}
+	*a = roundArgs{uint32(cols), uint32(r.blocks), uint32(stride), uint32(heads), uint32(chunks)}
 	arg(b, 3, a)
 	b.dispatch(Size{ceil(r.blocks, 4), rows, 1}, Size{group, 1, 1})
 	return r
@@ -108,10 +119,12 @@ func (b *Backend) multiply(p *product) {
 			n, m := min(step, p.count-first), min(rows, p.rows-row)
 			wide, perGroup := p.w.wide, rowsOfGroup
 			if isFloat(s.Format) {
-				wide = wide && aligned(p.x, p.xStride, p.xStep)
+				if !aligned(p.x, p.xStride, p.xStep) {
+					wide = 0
+				}
 				perGroup *= 2
 			}
-			k := matMulKernel(p.kernel, s, wide, n)
+			k := matMulKernel(p.kernel, s, wide, n, b.limits.Dots)
 			if !b.use(k) {
 				return
 			}
@@ -128,7 +141,7 @@ func (b *Backend) multiply(p *product) {
 			} else {
 				a.XStride, a.XStep = uint32(p.roundedStride), uint32(p.roundedHeadStep)
 				q, sx := p.r.q, p.r.sx
-				q.off += quadBytes * first * p.roundedStride * ceil(p.r.blocks, 4)
+				q.off += p.r.quad * first * p.roundedStride * ceil(p.r.blocks, 4)
 				sx.off += 16 * first * p.roundedStride * ceil(p.r.blocks, 4)
 				b.in(2, q)
 				b.in(3, sx)
@@ -355,9 +368,16 @@ func (b *Backend) index(op runtime.Index, p pass) {
 	b.dispatch(Size{p.S, 1, 1}, Size{across, 1, 1})
 }
 
-// softmaxBytes is the threadgroup memory of the softmax kernel: 2048 elements
-// and some sums.
-const softmaxBytes = 4*2048 + 48
+// Threadgroup memory of attention's kernels, in which a simdgroup takes 8 heads:
+// score holds parts of 32 latents and of 64 queries, softmax 4096 elements and some
+// sums, latent the probabilities of 32 positions for each simdgroup.
+const (
+	attendHeads     = 8
+	scoreRowBytes   = 4 * 32 * 80
+	scoreQueryBytes = 4 * 64 * 64
+	softmaxBytes    = 4 * (4096 + 32)
+	latentBytes     = 4 * 32 * attendHeads
+)
 
 // mla runs attention for as many tokens at a time as the scores have room for.
 func (b *Backend) mla(op runtime.MLA, p pass) {
@@ -382,10 +402,14 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 	width := op.KVLoRA + op.Rope
 	all := p.Pos + p.row + p.S
 	rows := p.S * op.Heads
-	tiles := ceil(op.Heads, 8)
+	tiles := ceil(op.Heads, attendHeads)
 	chunks := 1
-	if n := ceil(all, kernel.Chunk); p.S*tiles*ceil(op.KVLoRA, group) < 256 && p.S*n <= maxGroups {
+	if n := ceil(all, kernel.Chunk); p.S*tiles*ceil(op.KVLoRA, 128) < 512 && p.S*n <= maxGroups {
 		chunks = n // few tokens: their chunks share the work
+	}
+	span := 32 // positions of a threadgroup
+	for p.S*ceil(all, span) > 1024 && span < 256 {
+		span *= 2
 	}
 	query := b.work(scratchQuery, 4*rows*width)
 	stride := ceil(all, 4) * 4 // of scores, for loads of four
@@ -395,7 +419,11 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 	if chunks > 1 {
 		parts = b.work(scratchParts, 4*rows*chunks*op.KVLoRA)
 	}
-	if !b.use(special{kernel: "qabs", format: s.Format}) {
+	tile := uint8(8)
+	if w.wide > 0 {
+		tile = tileFor(p.S)
+	}
+	if !b.use(special{kernel: "qabs", format: s.Format, tile: tile, wide: min(w.wide, 1) * 2}) {
 		return
 	}
 	b.at(0, w.codes)
@@ -407,16 +435,21 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 	*qa = qAbsArgs{uint32(op.KVLoRA), uint32(s.RowBytes()), uint32(s.ScaleCols()), uint32(s.Group), uint32(op.Nope), uint32(op.Nope + op.Value), uint32(op.Rope),
 		uint32(op.Heads), uint32(op.Q.Width), uint32(op.QWidth), uint32(op.QRope.Width), uint32(p.S)}
 	arg(b, 5, qa)
-	b.dispatch(Size{ceil(width, group), op.Heads, ceil(p.S, 8)}, Size{group, 1, 1})
+	b.dispatch(Size{ceil(width, 4*64), op.Heads, ceil(p.S, int(tile))}, Size{64, 1, 1})
 
 	a := &b.enc.args.attend
-	*a = attendArgs{uint32(op.Heads), uint32(width), uint32(op.KVLoRA), uint32(p.Pos + p.row), 0, uint32(stride), uint32(chunks), op.Scale}
+	*a = attendArgs{uint32(op.Heads), uint32(width), uint32(op.KVLoRA), uint32(p.Pos + p.row), 0, uint32(stride), uint32(chunks), uint32(span), op.Scale}
+	k := special{kernel: "score"}
+	if width%4 == 0 && op.KVLoRA%4 == 0 {
+		k.wide = 2
+	}
 	selection := whole(b.empty)
 	if op.Select != nil && all > op.Select.Width {
+		k.selects = true
 		a.Topk = uint32(op.Select.Width)
 		selection = b.rows(*op.Select, p.row)
 	}
-	if !b.use(special{kernel: "score"}) {
+	if !b.use(k) {
 		return
 	}
 	b.in(0, query)
@@ -424,7 +457,9 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 	b.in(2, selection)
 	b.out(3, scores)
 	arg(b, 4, a)
-	b.dispatch(Size{ceil(all, 64), tiles, p.S}, Size{group, 1, 1})
+	b.enc.enc.SetThreadgroupMemory(0, scoreRowBytes)
+	b.enc.enc.SetThreadgroupMemory(1, scoreQueryBytes)
+	b.dispatch(Size{ceil(all, span), ceil(op.Heads, 64), p.S}, Size{across, 1, 1})
 
 	if !b.use(special{kernel: "softmax"}) {
 		return
@@ -434,7 +469,8 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 	b.enc.enc.SetThreadgroupMemory(0, softmaxBytes)
 	b.dispatch(Size{rows, 1, 1}, Size{across, 1, 1})
 
-	if !b.use(special{kernel: "latent"}) {
+	k.kernel = "latent"
+	if !b.use(k) {
 		return
 	}
 	b.in(0, scores)
@@ -442,8 +478,11 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 	b.in(2, selection)
 	b.out(3, parts)
 	arg(b, 4, a)
-	b.dispatch(Size{ceil(op.KVLoRA, group), tiles, p.S * chunks}, Size{group, 1, 1})
-	if chunks > 1 {
+	perGroup := min(tiles, 4)
+	b.enc.enc.SetThreadgroupMemory(0, perGroup*latentBytes)
+	b.dispatch(Size{ceil(op.KVLoRA, 128), ceil(tiles, perGroup), p.S * chunks}, Size{32 * perGroup, 1, 1})
+	l, isRounded := layouts[s.Format]
+	if chunks > 1 && !isRounded {
 		if !b.use(special{kernel: "latent_sum"}) {
 			return
 		}
@@ -456,8 +495,8 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 	m := product{w: w, kernel: matmul, first: op.Nope, rows: op.Value, rowStep: op.Nope + op.Value, heads: op.Heads, count: p.S,
 		x: latents, xStride: op.Heads * op.KVLoRA, xStep: op.KVLoRA, roundedStride: op.Heads, roundedHeadStep: 1,
 		y: b.view(op.Y, p), yStride: op.Y.Width, yStep: op.Value}
-	if l, ok := layouts[s.Format]; ok {
-		m.r = b.round(l, latents, rows, op.KVLoRA, op.KVLoRA)
+	if isRounded {
+		m.r = b.roundSums(l, parts, rows, op.KVLoRA, op.KVLoRA, op.Heads, chunks)
 	}
 	b.multiply(&m)
 }
@@ -466,7 +505,7 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 func sharedFormat(ws []*weight) (id format.ID, cut bool) {
 	id, cut = ws[0].m.Format, cuts(ws[0].m.Spec)
 	for _, w := range ws {
-		if w.m.Format != id || cuts(w.m.Spec) != cut || !w.wide {
+		if w.m.Format != id || cuts(w.m.Spec) != cut || w.wide < 2 {
 			return anyFormat, false
 		}
 	}

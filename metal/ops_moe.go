@@ -28,7 +28,7 @@ func (b *Backend) describe(experts []runtime.ExpertWeights) error {
 		for m, x := range []runtime.Weight{e.Gate, e.Up, e.Down} {
 			w := x.(*weight)
 			kinds[m] = append(kinds[m], w)
-			list[3*i+m] = expert{w.codes.address(), w.scales.address(), uint32(w.m.Format), uint32(w.m.RowBytes()), uint32(w.m.ScaleCols()), uint32(w.m.Group), oneIf(w.wide), 0}
+			list[3*i+m] = expert{w.codes.address(), w.scales.address(), uint32(w.m.Format), uint32(w.m.RowBytes()), uint32(w.m.ScaleCols()), uint32(w.m.Group), uint32(w.wide), 0}
 			if l, ok := layouts[w.m.Format]; ok {
 				t.layouts[m][l] = true
 			} else {
@@ -140,7 +140,7 @@ func (b *Backend) roundFor(t *expertTable, m1, m2 int, x ref, rows, cols, stride
 }
 
 func (b *Backend) expertMatMul(g moePairs, matrix int, x ref, stride int, r [numLayouts]rounded, y ref, rows, cols int) {
-	k := special{kernel: "expert_matmul", format: g.table.format[matrix], cut: g.table.cut[matrix], tile: uint8(g.tile)}
+	k := special{kernel: "expert_matmul", format: g.table.format[matrix], cut: g.table.cut[matrix], tile: uint8(g.tile), dots: b.limits.Dots}
 	narrow := g.table.floats[matrix] && !aligned(x, stride)
 	if narrow {
 		k.format, k.cut = anyFormat, false

@@ -7,12 +7,14 @@ import (
 // special is a specialised kernel as the backend asks for it; what a kernel has
 // no constant for stays zero.
 type special struct {
-	kernel string
-	format format.ID
-	wide   bool
-	cut    bool
-	tile   uint8
-	layout layout
+	kernel  string
+	format  format.ID
+	wide    uint8 // of weight
+	cut     bool
+	dots    bool
+	selects bool // attention to selected positions
+	tile    uint8
+	layout  layout
 }
 
 // anyFormat stands for experts whose formats or group sizes differ.
@@ -55,7 +57,7 @@ var kernelOf = map[string]struct {
 	constants func(s special) []any
 }{
 	"embed":             {"embed.metal", ofFormat},
-	"round_activations": {"round.metal", func(s special) []any { return []any{uint32(s.layout)} }},
+	"round_activations": {"round.metal", func(s special) []any { return []any{uint32(s.layout), s.dots} }},
 	"matmul_int":        {"matmul.metal", ofMatMul},
 	"matmul_float":      {"matmul.metal", ofMatMul},
 	"rmsnorm":           {"norm.metal", none},
@@ -63,11 +65,11 @@ var kernelOf = map[string]struct {
 	"silu_mul":          {"point.metal", none},
 	"add":               {"point.metal", none},
 	"rope":              {"point.metal", none},
-	"qabs":              {"mla.metal", ofFormat},
-	"score":             {"mla.metal", ofFormat},
-	"softmax":           {"mla.metal", ofFormat},
-	"latent":            {"mla.metal", ofFormat},
-	"latent_sum":        {"mla.metal", ofFormat},
+	"qabs":              {"mla.metal", ofAttention},
+	"score":             {"mla.metal", ofAttention},
+	"softmax":           {"mla.metal", ofAttention},
+	"latent":            {"mla.metal", ofAttention},
+	"latent_sum":        {"mla.metal", ofAttention},
 	"index_score":       {"index.metal", none},
 	"topk":              {"index.metal", none},
 	"route":             {"moe.metal", ofExperts},
@@ -78,9 +80,14 @@ var kernelOf = map[string]struct {
 
 func none(special) []any       { return nil }
 func ofFormat(s special) []any { return []any{uint32(s.format)} }
-func ofMatMul(s special) []any { return []any{uint32(s.format), s.wide, s.cut, uint32(s.tile)} }
+func ofAttention(s special) []any {
+	return []any{uint32(s.format), uint32(s.tile), s.wide != 0, s.selects}
+}
+func ofMatMul(s special) []any {
+	return []any{uint32(s.format), uint32(s.wide), s.cut, uint32(s.tile), s.dots}
+}
 
-func ofExperts(s special) []any { return []any{uint32(s.format), s.cut, uint32(s.tile)} }
+func ofExperts(s special) []any { return []any{uint32(s.format), s.cut, uint32(s.tile), s.dots} }
 
 func (s special) variant() Variant {
 	k := kernelOf[s.kernel]
@@ -93,35 +100,45 @@ func (s special) variant() Variant {
 
 // matMulKernel is the product with a matrix for n vectors. Matrices that are
 // not aligned for vector loads are rare and share the largest tile.
-func matMulKernel(kernel string, s format.Spec, wide bool, n int) special {
+func matMulKernel(kernel string, s format.Spec, wide uint8, n int, dots bool) special {
 	t := tiles[len(tiles)-1]
-	if wide {
+	if wide > 0 {
 		t = tileFor(n)
 	}
-	return special{kernel: kernel, format: s.Format, wide: wide, cut: cuts(s), tile: t}
+	return special{kernel: kernel, format: s.Format, wide: wide, cut: cuts(s), tile: t, dots: dots && !isFloat(s.Format)}
 }
 
-// backendVariants are all specialisations that the backend asks for.
-func backendVariants() []Variant {
+// backendVariants are all specialisations that the backend asks for on a device
+// with or without instructions for products of bytes.
+func backendVariants(dots bool) []Variant {
 	var all []Variant
 	add := func(s special) { all = append(all, s.variant()) }
 	for l := range numLayouts {
-		add(special{kernel: "round_activations", layout: l})
+		add(special{kernel: "round_activations", layout: l, dots: dots})
 	}
-	for _, k := range []string{"rmsnorm", "layernorm", "silu_mul", "add", "rope", "score", "softmax", "latent", "latent_sum", "index_score", "topk",
+	for _, k := range []string{"rmsnorm", "layernorm", "silu_mul", "add", "rope", "softmax", "latent_sum", "index_score", "topk",
 		"route", "group_pairs", "expert_sum"} {
 		add(special{kernel: k})
 	}
+	for _, k := range []string{"score", "latent"} {
+		for _, wide := range []uint8{0, 2} {
+			add(special{kernel: k, wide: wide})
+			add(special{kernel: k, wide: wide, selects: true})
+		}
+	}
 	experts := func(s special) {
 		for _, t := range []uint8{1, tiles[len(tiles)-1]} {
-			s.kernel, s.tile = "expert_matmul", t
+			s.kernel, s.tile, s.dots = "expert_matmul", t, dots
 			add(s)
 		}
 	}
 	experts(special{format: anyFormat})
 	for _, f := range formats {
 		add(special{kernel: "embed", format: f})
-		add(special{kernel: "qabs", format: f})
+		add(special{kernel: "qabs", format: f, tile: tiles[len(tiles)-1]})
+		for _, t := range tiles {
+			add(special{kernel: "qabs", format: f, tile: t, wide: 2})
+		}
 		experts(special{format: f})
 		kernel := "matmul_int"
 		if isFloat(f) {
@@ -134,9 +151,12 @@ func backendVariants() []Variant {
 		}
 		for _, g := range groups {
 			s := format.Spec{Format: f, Group: g}
-			add(matMulKernel(kernel, s, false, 1))
+			add(matMulKernel(kernel, s, 0, 1, dots))
 			for _, t := range tiles {
-				add(matMulKernel(kernel, s, true, int(t)))
+				if isFloat(f) {
+					add(matMulKernel(kernel, s, 1, int(t), dots))
+				}
+				add(matMulKernel(kernel, s, 2, int(t), dots))
 			}
 		}
 	}

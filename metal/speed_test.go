@@ -100,32 +100,36 @@ func BenchmarkMatMul(b *testing.B) {
 		for _, dims := range [][2]int{{12288, 6144}, {2048, 6144}} {
 			s.Rows, s.Cols = dims[0], dims[1]
 			for _, n := range []int{1, 4, 8, 256} {
-				b.Run(fmt.Sprintf("%s/%dx%d/S%d", s.Name(), s.Rows, s.Cols, n), func(b *testing.B) {
-					g := realGPU(b)
-					var ops []runtime.Op
-					bytes := 0.0
-					for range 8 {
-						w := speedWeight(b, g, s)
-						if ops == nil {
-							ops = []runtime.Op{}
-						}
-						ops = append(ops, runtime.MatMul{W: []runtime.Weight{w}})
-						bytes += float64(s.Bytes() + s.ScaleBytes())
-					}
-					x, y := speedVec(b, g, n, s.Cols), speedVec(b, g, n, s.Rows)
-					for i := range ops {
-						m := ops[i].(runtime.MatMul)
-						m.X, m.Y = x.All(), []runtime.View{y.All()}
-						ops[i] = m
-					}
-					t := timed(b, g, ops, runtime.Batch{S: n}, y)
-					b.ReportMetric(bytes/t/1e9, "GB/s")
-					b.ReportMetric(2*float64(n*8*s.Rows)*float64(s.Cols)/t/1e12, "TFLOP/s")
-					b.ReportMetric(t/8*1e6, "µs/product")
-				})
+				b.Run(fmt.Sprintf("%s/%dx%d/S%d", s.Name(), s.Rows, s.Cols, n), func(b *testing.B) { products(b, s, n, false) })
 			}
+			b.Run(fmt.Sprintf("%s/%dx%d/S1-together", s.Name(), s.Rows, s.Cols), func(b *testing.B) { products(b, s, 1, true) })
 		}
 	}
+}
+
+// products times eight matrices times n vectors: one after the other, each with
+// its own rounding of the vector, or as the matrices of one command.
+func products(b *testing.B, s format.Spec, n int, together bool) {
+	g := realGPU(b)
+	x := speedVec(b, g, n, s.Cols)
+	var ops []runtime.Op
+	all := runtime.MatMul{X: x.All()}
+	var y runtime.Vec
+	for i := range 8 {
+		w := speedWeight(b, g, s)
+		if i == 0 || together {
+			y = speedVec(b, g, n, s.Rows)
+		}
+		all.W, all.Y = append(all.W, w), append(all.Y, y.All())
+		ops = append(ops, runtime.MatMul{X: x.All(), W: []runtime.Weight{w}, Y: []runtime.View{y.All()}})
+	}
+	if together {
+		ops = []runtime.Op{all}
+	}
+	t := timed(b, g, ops, runtime.Batch{S: n}, y)
+	b.ReportMetric(8*float64(s.Bytes()+s.ScaleBytes())/t/1e9, "GB/s")
+	b.ReportMetric(2*float64(n*8*s.Rows)*float64(s.Cols)/t/1e12, "TFLOP/s")
+	b.ReportMetric(t/8*1e6, "µs/product")
 }
 
 func BenchmarkAttention(b *testing.B) {

@@ -76,7 +76,8 @@ func (v Variant) Key() string {
 	return key
 }
 
-// Variants are all pipelines that the backend uses.
-func Variants() []Variant {
-	return slices.Concat(probeVariants, backendVariants())
+// Variants are all pipelines that the backend uses on a device with or without
+// Limits.Dots.
+func Variants(dots bool) []Variant {
+	return slices.Concat(probeVariants, backendVariants(dots))
 }

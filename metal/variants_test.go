@@ -29,15 +29,23 @@ func devices(t *testing.T, run func(t *testing.T, d Device)) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				defer func() {
-					if err := d.Close(); err != nil {
-						t.Error(err)
-					}
-				}()
-				run(t, d)
+				runAndClose(t, d, run)
 			})
 		}
+		if dr.Emulated && err == nil {
+			t.Run(dr.Name+" with dots", func(t *testing.T) { runAndClose(t, emulatorWithDots(t), run) })
+		}
 	}
+}
+
+func runAndClose(t *testing.T, d Device, run func(t *testing.T, d Device)) {
+	t.Helper()
+	defer func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	run(t, d)
 }
 
 func TestProbe(t *testing.T) {
@@ -66,7 +74,7 @@ func TestProbe(t *testing.T) {
 func TestEveryVariantCompiles(t *testing.T) {
 	devices(t, func(t *testing.T, d Device) {
 		libs := map[string]Library{}
-		for _, v := range Variants() {
+		for _, v := range Variants(d.Limits().Dots) {
 			if libs[v.File] == nil {
 				text, err := Source(v.File)
 				if err != nil {
@@ -92,7 +100,7 @@ func TestEveryVariantCompiles(t *testing.T) {
 		for _, l := range libs {
 			l.Release()
 		}
-		t.Logf("%s: %d pipelines of %d files", d.Name(), len(Variants()), len(libs))
+		t.Logf("%s: %d pipelines of %d files", d.Name(), len(Variants(d.Limits().Dots)), len(libs))
 	})
 }
 
@@ -113,7 +121,7 @@ func TestKernelFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, k := range f.Kernels {
-			if !slices.ContainsFunc(Variants(), func(v Variant) bool { return v.File == name && v.Kernel == k.Name }) {
+			if !slices.ContainsFunc(Variants(false), func(v Variant) bool { return v.File == name && v.Kernel == k.Name }) {
 				t.Errorf("%s: no variant of kernel %s", name, k.Name)
 			}
 		}
@@ -126,14 +134,16 @@ func TestKernelFiles(t *testing.T) {
 	if clang != nil {
 		t.Log("SKIPPED: address spaces: ", clang)
 	}
-	keys := map[string]bool{}
-	for _, v := range Variants() {
-		if keys[v.Key()] {
-			t.Errorf("%s stands twice in the table", v.Key())
-		}
-		keys[v.Key()] = true
-		if !strings.HasSuffix(v.File, ".metal") {
-			t.Errorf("%s is no kernel file", v.File)
+	for _, dots := range []bool{false, true} {
+		keys := map[string]bool{}
+		for _, v := range Variants(dots) {
+			if keys[v.Key()] {
+				t.Errorf("%s stands twice in the table", v.Key())
+			}
+			keys[v.Key()] = true
+			if !strings.HasSuffix(v.File, ".metal") {
+				t.Errorf("%s is no kernel file", v.File)
+			}
 		}
 	}
 }

@@ -21,7 +21,7 @@ type weight struct {
 	scales spot
 	vec    spot // the row of a vector as f32
 	floats []float32
-	wide   bool  // aligned for vector loads
+	wide   uint8 // alignment for vector loads, see isWide
 	why    error // not on the device at all
 }
 
@@ -241,11 +241,25 @@ func (b *Backend) placeVectors() error {
 	return nil
 }
 
-// isWide says whether every lane of a product can load its codes at once.
-func isWide(w *weight) bool {
-	align := map[format.ID]int{format.Int8Row: 16, format.Int4Row: 16, format.Int4Grouped: 16, format.Int2Row: 8, format.Int3G64: 8,
-		format.F32: 16, format.BF16: 8, format.F16: 8, format.FP8: 4}[w.m.Format]
-	return align > 0 && w.m.Cols%32 == 0 && w.codes.off%align == 0 && w.m.RowBytes()%align == 0
+// isWide says how every lane of a product can load its codes: 2 in vectors of 16
+// bytes, 1 in those of 8, 0 one by one.
+func isWide(w *weight) uint8 {
+	if w.m.Cols%32 != 0 {
+		return 0
+	}
+	whole, half := 16, 8
+	switch w.m.Format {
+	case format.Int8Row, format.Int4Row, format.Int4Grouped:
+		half = whole
+	case format.Int2Row, format.Int3G64:
+		whole = half
+	}
+	for i, align := range []int{whole, half} {
+		if w.codes.off%align == 0 && w.m.RowBytes()%align == 0 {
+			return uint8(2 - i)
+		}
+	}
+	return 0
 }
 
 func (b *Backend) keepResident() error {

@@ -27,7 +27,7 @@ func main() {
 }
 
 func generate(path string) error {
-	variants := metal.Variants()
+	variants := metal.Variants(true)
 	entries := make([]msl.Compiled, len(variants))
 	errs := make([]error, len(variants))
 	var g errgroup.Group

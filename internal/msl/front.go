@@ -364,8 +364,9 @@ func (e *Entry) measure(ptx string) error {
 	return nil
 }
 
-// cuda is the translation unit for clang -x cuda: one specialised kernel, in
-// which buffers that the kernel only reads are taken to have no other name.
+// cuda is the translation unit for clang -x cuda: one specialised kernel. Nothing
+// says that buffers have no other name: loads of memory that is never written may
+// cross barriers, and the assembler moves them to where they are used.
 func (f *File) cuda(k *Kernel, vals []Value) (string, Entry, error) {
 	e := Entry{Name: k.Name + "_cuda"}
 	lits, err := f.literals(vals)
@@ -382,8 +383,6 @@ func (f *File) cuda(k *Kernel, vals []Value) (string, Entry, error) {
 		case p.Attr == "buffer" && strings.HasSuffix(ty, "&"):
 			q.Kind = Bytes
 			sig = append(sig, fmt.Sprintf("%s v%d", strings.TrimSuffix(ty, "&"), p.Index))
-		case p.Attr == "buffer" && p.Const:
-			sig = append(sig, fmt.Sprintf("%s __restrict__ b%d", ty, p.Index))
 		case p.Attr == "buffer":
 			sig = append(sig, fmt.Sprintf("%s b%d", ty, p.Index))
 		case p.Attr == "threadgroup":

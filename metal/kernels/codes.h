@@ -34,6 +34,15 @@ static inline float widen_f16(uint c) {
   return float(as_type<half>(ushort(c)));
 }
 
+// Four of a word, which must be numbers, times a scale. As halves their magnitudes
+// are 2^-8 of what they are, those below the smallest normal one too; the scale
+// makes up for it.
+static inline float4 widen_fp8_halves(uint w, float scale) {
+  const uint even = ((w << 8u) & 0x80008000u) | ((w << 7u) & 0x3F803F80u);
+  const uint odd = (w & 0x80008000u) | ((w >> 1u) & 0x3F803F80u);
+  return float4(widen_f16(even & 0xFFFFu) * scale, widen_f16(odd & 0xFFFFu) * scale, widen_f16(even >> 16u) * scale, widen_f16(odd >> 16u) * scale);
+}
+
 // A matrix as the decoders need it.
 struct Codes {
   uint format;

@@ -9,9 +9,10 @@ using namespace metal;
 #include "dot.h"
 
 constant uint FORMAT [[function_constant(0)]];
-constant bool WIDE [[function_constant(1)]];
+constant uint WIDE [[function_constant(1)]];
 constant bool CUT [[function_constant(2)]];
 constant uint TILE [[function_constant(3)]];
+constant bool DOTS [[function_constant(4)]];
 
 // Z is the third dimension of the grid: heads, or 1.
 struct MatMulArgs {
@@ -32,7 +33,7 @@ struct MatMulArgs {
 
 static inline Operands operands(constant MatMulArgs& args) {
   const Codes m = {FORMAT, args.cols, args.row_bytes, args.scale_cols, args.group};
-  const Operands o = {m, args.blocks, WIDE, CUT, TILE};
+  const Operands o = {m, args.blocks, WIDE, CUT, DOTS, TILE, quads_ahead(FORMAT, TILE), units_ahead(FORMAT, TILE)};
   return o;
 }
 

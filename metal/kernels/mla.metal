@@ -10,10 +10,18 @@ using namespace metal;
 #include "codes.h"
 
 constant uint FORMAT [[function_constant(0)]]; // of kv_b; only qabs reads it
+constant uint TILE [[function_constant(1)]];   // tokens at a time; likewise
+constant bool WIDE [[function_constant(2)]];   // kv_b, or the latents, are aligned for vector loads
+constant bool SELECTS [[function_constant(3)]]; // tokens may see selected positions only
 
 #define CHUNK 256u // positions that are summed before they join the others
 #define UNROLL _Pragma("clang loop unroll(full)")
-#define HEADS 8u   // that share a latent
+#define HEADS 8u     // of a simdgroup
+#define POSITIONS 16u // of half a simdgroup in score
+#define PART 64u     // columns of score's tiles
+#define PADDED 80u   // so that the halves of a simdgroup read other banks
+#define STAGE 32u    // positions whose probabilities a simdgroup holds
+#define AHEAD 8u     // latents that are loaded ahead
 
 struct QAbsArgs {
   uint cols; // of kv_b: the width of a latent
@@ -30,7 +38,84 @@ struct QAbsArgs {
   uint count;
 };
 
-// One thread a column (x) of a head (y) for eight tokens (z): the query in the
+// Four neighbouring weights of a row as they lie in memory.
+struct RawFour {
+  uint4 v;
+  float scale;
+};
+
+static inline RawFour load_weights(Codes m, device const uchar* w, device const float* scales, uint row, uint col) {
+  device const uchar* r = w + ulong(row) * m.row_bytes;
+  device const float* s = scales + ulong(row) * m.scale_cols;
+  RawFour f;
+  f.v = uint4(0u);
+  f.scale = 1.0f;
+  switch (m.format) {
+    case FORMAT_INT8_ROW:
+      f.v.x = *(device const uint*)(r + col);
+      f.scale = s[0];
+      break;
+    case FORMAT_INT4_ROW:
+      f.v.x = *(device const ushort*)(r + col / 2u);
+      f.scale = s[0];
+      break;
+    case FORMAT_INT2_ROW:
+      f.v.x = r[col / 4u];
+      f.scale = s[0];
+      break;
+    case FORMAT_INT4_GROUPED:
+      f.v.x = *(device const ushort*)(r + col / 2u);
+      f.scale = s[col / m.group];
+      break;
+    case FORMAT_INT3_G64:
+      f.v.x = r[col / 64u * 24u + col % 64u / 4u];
+      f.v.y = r[col / 64u * 24u + 16u + col % 64u / 8u];
+      f.scale = s[col / 64u];
+      break;
+    case FORMAT_FP8:
+      f.v.x = *(device const uint*)(r + col);
+      f.scale = scales[ulong(row / 128u) * m.scale_cols + col / 128u];
+      break;
+    case FORMAT_BF16:
+    case FORMAT_F16: {
+      const uint2 x = *(device const uint2*)(r + 2u * col);
+      f.v.x = x.x;
+      f.v.y = x.y;
+      break;
+    }
+    default:
+      f.v = *(device const uint4*)(r + 4u * col);
+  }
+  return f;
+}
+
+static inline float weight_of(uint format, RawFour f, uint col, uint k) {
+  switch (format) {
+    case FORMAT_INT8_ROW:
+      return float(int(f.v.x << (24u - 8u * k)) >> 24) * f.scale;
+    case FORMAT_INT4_ROW:
+    case FORMAT_INT4_GROUPED:
+      return float(int((f.v.x >> (4u * k)) & 15u) - 8) * f.scale;
+    case FORMAT_INT2_ROW:
+      return float(int((f.v.x >> (2u * k)) & 3u) - 2) * f.scale;
+    case FORMAT_INT3_G64:
+      return float(int(((f.v.x >> (2u * k)) & 3u) | (((f.v.y >> (col % 8u + k)) & 1u) << 2u)) - 4) * f.scale;
+    case FORMAT_FP8:
+      return widen_fp8((f.v.x >> (8u * k)) & 0xFFu) * f.scale;
+    case FORMAT_BF16:
+      return widen_bf16((f.v[k / 2u] >> (16u * (k % 2u))) & 0xFFFFu);
+    case FORMAT_F16:
+      return widen_f16((f.v[k / 2u] >> (16u * (k % 2u))) & 0xFFFFu);
+    default:
+      return as_type<float>(f.v[k]);
+  }
+}
+
+static inline uint rows_ahead() {
+  return TILE == 1u ? 16u : 8u; // of kv_b
+}
+
+// One thread four columns (x) of a head (y) for TILE tokens (z): the query in the
 // space of the latents, with its rotated part behind.
 kernel void qabs(device const uchar* w [[buffer(0)]],
                  device const float* scales [[buffer(1)]],
@@ -40,38 +125,56 @@ kernel void qabs(device const uchar* w [[buffer(0)]],
                  constant QAbsArgs& args [[buffer(5)]],
                  uint3 at [[thread_position_in_grid]]) {
   const uint width = args.cols + args.rope;
-  const uint first = at.z * 8u;
-  const uint n = min(8u, args.count - first);
+  const uint first = at.z * TILE;
+  const uint n = min(TILE, args.count - first);
   const uint head = at.y;
-  float acc[8];
+  const Codes m = {FORMAT, args.cols, args.row_bytes, args.scale_cols, args.group};
+  const uint col = 4u * at.x;
+  const uint from = WIDE && col < args.cols ? col : 0u;
+  device const float* p[8];
+  float acc[8][4];
   UNROLL
-  for (uint i = 0; i < 8u; i++) acc[i] = 0.0f;
-  if (at.x < args.cols) {
-    const Codes m = {FORMAT, args.cols, args.row_bytes, args.scale_cols, args.group};
-    for (uint start = 0; start < args.nope; start += 8u) {
-      float v[8]; // loaded ahead
+  for (uint i = 0; i < TILE; i++) {
+    p[i] = q + ulong(first + min(i, n - 1u)) * args.q_stride + head * args.q_width;
+    UNROLL
+    for (uint c = 0; c < 4u; c++) acc[i][c] = 0.0f;
+  }
+  const uint ahead = rows_ahead();
+  uint row = 0u;
+  const uint whole = WIDE ? args.nope : 0u;
+  for (; row + ahead <= whole; row += ahead) {
+    RawFour v[16];
+    UNROLL
+    for (uint k = 0; k < ahead; k++) v[k] = load_weights(m, w, scales, head * args.head_rows + row + k, from);
+    simdgroup_barrier(mem_flags::mem_none); // compilers must not move the loads
+    UNROLL
+    for (uint k = 0; k < ahead; k++) {
       UNROLL
-      for (uint k = 0; k < 8u; k++) {
-        v[k] = start + k < args.nope ? weight_at(m, w, scales, head * args.head_rows + start + k, at.x) : 0.0f;
-      }
-      UNROLL
-      for (uint i = 0; i < 8u; i++) {
-        device const float* p = q + ulong(first + i) * args.q_stride + head * args.q_width + start;
+      for (uint c = 0; c < 4u; c++) {
+        const float y = weight_of(FORMAT, v[k], from, c);
         UNROLL
-        for (uint k = 0; k < 8u; k++) {
-          if (i < n && start + k < args.nope) acc[i] = fma(p[k], v[k], acc[i]);
-        }
+        for (uint i = 0; i < TILE; i++) acc[i][c] = fma(p[i][row + k], y, acc[i][c]);
       }
     }
-  } else if (at.x < width) {
+  }
+  for (; row < args.nope; row++) {
     UNROLL
-    for (uint i = 0; i < 8u; i++) {
-      if (i < n) acc[i] = q_rope[ulong(first + i) * args.rope_stride + head * args.rope + at.x - args.cols];
+    for (uint c = 0; c < 4u; c++) {
+      const float x = col + c < args.cols ? weight_at(m, w, scales, head * args.head_rows + row, col + c) : 0.0f;
+      UNROLL
+      for (uint i = 0; i < TILE; i++) acc[i][c] = fma(p[i][row], x, acc[i][c]);
     }
   }
   UNROLL
-  for (uint i = 0; i < 8u; i++) {
-    if (i < n && at.x < width) query[(ulong(first + i) * args.heads + head) * width + at.x] = acc[i];
+  for (uint i = 0; i < TILE; i++) {
+    UNROLL
+    for (uint c = 0; c < 4u; c++) {
+      if (i < n && col + c < width) {
+        float y = acc[i][c];
+        if (col + c >= args.cols) y = q_rope[ulong(first + i) * args.rope_stride + head * args.rope + col + c - args.cols];
+        query[(ulong(first + i) * args.heads + head) * width + col + c] = y;
+      }
+    }
   }
 }
 
@@ -83,93 +186,137 @@ struct AttendArgs {
   uint topk;         // of the selection; 0: none
   uint score_stride;
   uint chunks;       // that share the work of a token
+  uint span;         // positions of a threadgroup in score, a multiple of 32
   float scale;
 };
 
 // How many positions a token sees, and whether they are the selected ones.
 static inline uint seen(constant AttendArgs& args, uint token) {
   const uint n = args.position + token + 1u;
-  return args.topk != 0u && n > args.topk ? args.topk : n;
+  return SELECTS && n > args.topk ? args.topk : n;
 }
 
 static inline bool selected(constant AttendArgs& args, uint token) {
-  return args.topk != 0u && args.position + token + 1u > args.topk;
+  return SELECTS && args.position + token + 1u > args.topk;
 }
 
-// 64 positions (x) of eight heads (y) of a token (z): four positions for each
-// eight lanes, at a time, so that a query is loaded once for them.
+// Four neighbouring columns of a row; anything beyond its end.
+static inline float4 four_of(device const float* row, uint col, uint cols) {
+  if (WIDE) return *(device const float4*)(row + (col < cols ? col : 0u));
+  float4 v = float4(0.0f);
+  UNROLL
+  for (uint k = 0; k < 4u; k++) {
+    if (col + k < cols) v[k] = row[col + k];
+  }
+  return v;
+}
+
+// Lanes that are d apart halve what they hold: n numbers are left to each. A macro,
+// since compilers unroll the loops of functions before they know n.
+#define HALVE(acc, more, n, d)                                      \
+  UNROLL                                                            \
+  for (uint i = 0; i < n; i++) {                                    \
+    const float kept = (lane & d) != 0u ? more[i] : acc[i];         \
+    const float other = (lane & d) != 0u ? acc[i] : more[i];        \
+    acc[i] = kept + simd_shuffle_xor(other, ushort(d));             \
+  }
+
+// args.span positions (x) of eight heads for each of eight simdgroups (y) of a token
+// (z), 32 at a time, of which the halves of a simdgroup take every other one. Its lanes
+// hold a stripe each of all sums. Queries and latents come by parts of 64 columns
+// through threadgroup memory; the next part is loaded while one is in use.
 kernel void score(device const float* query [[buffer(0)]],
                   device const float* cache [[buffer(1)]],
                   device const uint* select [[buffer(2)]],
                   device float* scores [[buffer(3)]],
                   constant AttendArgs& args [[buffer(4)]],
+                  threadgroup float* rows [[threadgroup(0)]],
+                  threadgroup float* queries [[threadgroup(1)]],
                   uint3 tg [[threadgroup_position_in_grid]],
+                  uint tid [[thread_index_in_threadgroup]],
                   uint lane [[thread_index_in_simdgroup]],
                   uint sg [[simdgroup_index_in_threadgroup]]) {
   const uint n = seen(args, tg.z);
-  const uint head = tg.y * HEADS;
-  const uint heads = min(HEADS, args.heads - head);
-  const uint h = lane % 8u;
-  const uint rows = tg.z * args.heads + head;
-  device const float* q = query + ulong(rows) * args.width;
-  const uint first = tg.x * 64u + sg * 16u + lane / 8u;
-  if (tg.x * 64u + sg * 16u < n) {
-    ulong row[4];
+  const uint head = tg.y * 8u * HEADS; // of the threadgroup
+  const uint h = lane % 16u;
+  const uint end = min(n, (tg.x + 1u) * args.span);
+  const uint col = 4u * (tid % 16u); // that the thread loads
+  const uint line = tid / 16u;       // and its first row, every 16th
+  device const float* q[4];
+  UNROLL
+  for (uint j = 0; j < 4u; j++) {
+    q[j] = query + (ulong(tg.z) * args.heads + min(head + line + 16u * j, args.heads - 1u)) * args.width;
+  }
+  threadgroup const float* mine_q = queries + sg * HEADS * PART + h;
+  threadgroup const float* mine_v = rows + lane / 16u * PADDED + h;
+  for (uint start = tg.x * args.span; start < end; start += 2u * POSITIONS) {
+    // Of four heads each: head * 16 + position. One array of both is too large for
+    // some compilers to keep it in registers.
+    float acc[64];
+    float more[64];
     UNROLL
-    for (uint k = 0; k < 4u; k++) {
-      uint t = first + 4u * k < n ? first + 4u * k : 0u;
+    for (uint i = 0; i < 64u; i++) {
+      acc[i] = 0.0f;
+      more[i] = 0.0f;
+    }
+    device const float* row[2];
+    UNROLL
+    for (uint j = 0; j < 2u; j++) {
+      uint t = min(start + line + 16u * j, n - 1u);
       if (selected(args, tg.z)) t = select[ulong(tg.z) * args.topk + t];
-      row[k] = ulong(t) * args.width;
+      row[j] = cache + ulong(t) * args.width;
     }
-    float even[8][4];
-    float odd[8][4];
+    float4 x[4];
+    float4 v[2];
     UNROLL
-    for (uint i = 0; i < HEADS; i++) {
+    for (uint j = 0; j < 4u; j++) x[j] = four_of(q[j], col, args.width);
+    UNROLL
+    for (uint j = 0; j < 2u; j++) v[j] = four_of(row[j], col, args.width);
+    for (uint part = 0; part < args.width; part += PART) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL
-      for (uint k = 0; k < 4u; k++) {
-        even[i][k] = 0.0f;
-        odd[i][k] = 0.0f;
-      }
-    }
-    const uint whole = args.width % 2u == 0u ? args.width : 0u; // rows that two floats may be loaded of
-    for (uint i = 2u * h; i < whole; i += 16u) {
-      float2 v[4];
+      for (uint j = 0; j < 2u; j++) *(threadgroup float4*)(rows + (line + 16u * j) * PADDED + col) = v[j];
       UNROLL
-      for (uint k = 0; k < 4u; k++) v[k] = *(device const float2*)(cache + row[k] + i);
+      for (uint j = 0; j < 4u; j++) *(threadgroup float4*)(queries + (line + 16u * j) * PART + col) = x[j];
+      threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL
-      for (uint j = 0; j < HEADS; j++) {
-        if (j < heads) {
-          const float2 x = *(device const float2*)(q + j * args.width + i);
+      for (uint j = 0; j < 4u; j++) x[j] = four_of(q[j], part + PART + col, args.width);
+      UNROLL
+      for (uint j = 0; j < 2u; j++) v[j] = four_of(row[j], part + PART + col, args.width);
+      for (uint r = 0; r < PART; r += 16u) {
+        if (part + r + h < args.width && head + sg * HEADS < args.heads) {
+          float a[HEADS];
           UNROLL
-          for (uint k = 0; k < 4u; k++) {
-            even[j][k] = fma(x.x, v[k].x, even[j][k]);
-            odd[j][k] = fma(x.y, v[k].y, odd[j][k]);
+          for (uint j = 0; j < HEADS; j++) a[j] = mine_q[j * PART + r];
+          UNROLL
+          for (uint k = 0; k < POSITIONS; k++) {
+            const float l = mine_v[2u * k * PADDED + r];
+            UNROLL
+            for (uint j = 0; j < 4u; j++) {
+              acc[16u * j + k] = fma(a[j], l, acc[16u * j + k]);
+              more[16u * j + k] = fma(a[j + 4u], l, more[16u * j + k]);
+            }
           }
         }
       }
     }
-    for (uint i = whole + 2u * h; i < args.width; i += 16u) {
-      UNROLL
-      for (uint j = 0; j < HEADS; j++) {
-        UNROLL
-        for (uint k = 0; k < 4u; k++) {
-          if (j < heads) even[j][k] = fma(q[j * args.width + i], cache[row[k] + i], even[j][k]);
-          if (j < heads && i + 1u < args.width) odd[j][k] = fma(q[j * args.width + i + 1u], cache[row[k] + i + 1u], odd[j][k]);
-        }
-      }
-    }
+    // The halving tree.
+    HALVE(acc, more, 64u, 8u)
+    HALVE(acc, (acc + 32), 32u, 4u)
+    HALVE(acc, (acc + 16), 16u, 2u)
+    HALVE(acc, (acc + 8), 8u, 1u)
+    // Left are eight positions of a head.
+    const uint mine = head + sg * HEADS + h / 2u;
+    const uint from = start + 16u * (h % 2u) + lane / 16u;
+    device float* out = scores + (ulong(tg.z) * args.heads + min(mine, args.heads - 1u)) * args.score_stride + from;
     UNROLL
-    for (uint j = 0; j < HEADS; j++) {
-      UNROLL
-      for (uint k = 0; k < 4u; k++) {
-        const float s = tree8(even[j][k], odd[j][k]) * args.scale;
-        if (h == 0u && j < heads && first + 4u * k < n) scores[ulong(rows + j) * args.score_stride + first + 4u * k] = s;
-      }
+    for (uint i = 0; i < 8u; i++) {
+      if (mine < args.heads && from + 2u * i < n) out[2u * i] = acc[i] * args.scale;
     }
   }
 }
 
-// One threadgroup a token and head.
+// One threadgroup of 256 threads a token and head.
 kernel void softmax(device float* scores [[buffer(0)]],
                     constant AttendArgs& args [[buffer(1)]],
                     threadgroup float* shared [[threadgroup(0)]],
@@ -181,10 +328,16 @@ kernel void softmax(device float* scores [[buffer(0)]],
                     uint nsg [[simdgroups_per_threadgroup]]) {
   device float* p = scores + ulong(row) * args.score_stride;
   const uint n = seen(args, row / args.heads);
-  float top = as_type<float>(0xFF800000u);
-  for (uint i = tid; i < n; i += threads) {
-    const float s = p[i];
-    if (s > top) top = s;
+  const float lowest = as_type<float>(0xFF800000u);
+  float top = lowest;
+  for (uint start = tid; start < n; start += 16u * threads) {
+    float s[16];
+    UNROLL
+    for (uint k = 0; k < 16u; k++) s[k] = start + k * threads < n ? p[start + k * threads] : lowest;
+    UNROLL
+    for (uint k = 0; k < 16u; k++) {
+      if (s[k] > top) top = s[k];
+    }
   }
   for (ushort o = 16; o > 0; o = o / 2) {
     const float s = simd_shuffle_xor(top, o);
@@ -198,15 +351,33 @@ kernel void softmax(device float* scores [[buffer(0)]],
   }
   // Stripe i mod 16 of the sum takes the elements in order, from a tile of them
   // that all threads compute.
-  threadgroup float* part = shared + 12;
+  threadgroup float* part = shared + 32;
   float acc = 0.0f;
-  for (uint start = 0; start < n; start += 2048u) {
-    const uint end = min(2048u, n - start);
-    for (uint i = tid; i < end; i += threads) part[i] = exp_fixed(p[start + i] - top);
+  for (uint start = 0; start < n; start += 4096u) {
+    const uint end = min(4096u, n - start);
+    float s[16];
+    UNROLL
+    for (uint k = 0; k < 16u; k++) s[k] = tid + k * 256u < end ? p[start + tid + k * 256u] : lowest;
+    UNROLL
+    for (uint k = 0; k < 16u; k++) {
+      const uint i = tid + k * 256u;
+      const float e = exp_fixed(s[k] - top);
+      if (i < end) {
+        part[i] = e;
+        p[start + i] = e;
+      }
+    }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint i = tid;
     const uint mine = tid < 16u ? end : 0u;
-    for (uint i = tid; i < mine; i += 16u) acc = acc + part[i];
-    for (uint i = tid; i < end; i += threads) p[start + i] = part[i];
+    for (; i + 240u < mine; i += 256u) {
+      float e[16];
+      UNROLL
+      for (uint k = 0; k < 16u; k++) e[k] = part[i + 16u * k];
+      UNROLL
+      for (uint k = 0; k < 16u; k++) acc = acc + e[k];
+    }
+    for (; i < mine; i += 16u) acc = acc + part[i];
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
   if (sg == 0u) {
@@ -215,7 +386,15 @@ kernel void softmax(device float* scores [[buffer(0)]],
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const float z = shared[nsg];
-  for (uint i = tid; i < n; i += threads) p[i] = p[i] / z;
+  for (uint start = tid; start < n; start += 16u * threads) {
+    float e[16];
+    UNROLL
+    for (uint k = 0; k < 16u; k++) e[k] = start + k * threads < n ? p[start + k * threads] : 0.0f;
+    UNROLL
+    for (uint k = 0; k < 16u; k++) {
+      if (start + k * threads < n) p[start + k * threads] = e[k] / z;
+    }
+  }
 }
 
 // The first place of the selection whose position is not below t.
@@ -233,80 +412,113 @@ static inline uint lower_bound(device const uint* list, uint n, uint t) {
   return lo;
 }
 
-// One thread a column (x) of eight heads (y) of a token and chunk (z); with
-// args.chunks = 1 all chunks of the token.
+// A position joins the sums of eight heads.
+static inline void add_position(threadgroup const float* p, float4 v, thread float4* acc) {
+  const float4 low = *(threadgroup const float4*)p;
+  const float4 high = *(threadgroup const float4*)(p + 4);
+  UNROLL
+  for (uint k = 0; k < HEADS; k++) {
+    const float x = k < 4u ? low[k % 4u] : high[k % 4u];
+    acc[k].x = fma(x, v.x, acc[k].x);
+    acc[k].y = fma(x, v.y, acc[k].y);
+    acc[k].z = fma(x, v.z, acc[k].z);
+    acc[k].w = fma(x, v.w, acc[k].w);
+  }
+}
+
+// A simdgroup sums 128 columns (x) of eight heads (y) of a token and a chunk (z);
+// with args.chunks = 1 all chunks of the token.
 kernel void latent(device const float* scores [[buffer(0)]],
                    device const float* cache [[buffer(1)]],
                    device const uint* select [[buffer(2)]],
                    device float* latents [[buffer(3)]],
                    constant AttendArgs& args [[buffer(4)]],
-                   uint3 at [[thread_position_in_grid]]) {
-  const uint token = at.z / args.chunks;
-  const uint part = at.z % args.chunks;
+                   threadgroup float* shared [[threadgroup(0)]],
+                   uint3 tg [[threadgroup_position_in_grid]],
+                   uint lane [[thread_index_in_simdgroup]],
+                   uint sg [[simdgroup_index_in_threadgroup]],
+                   uint nsg [[simdgroups_per_threadgroup]]) {
+  const uint token = tg.z / args.chunks;
+  const uint part = tg.z % args.chunks;
   const bool chosen = selected(args, token);
   device const uint* list = select + ulong(token) * (chosen ? args.topk : 0u);
   const uint n = seen(args, token);
-  uint from = 0u;
-  uint to = n;
-  if (args.chunks > 1u) {
-    from = min(n, part * CHUNK);
-    to = min(n, (part + 1u) * CHUNK);
-    if (chosen) {
-      from = lower_bound(list, n, part * CHUNK);
-      to = lower_bound(list, n, (part + 1u) * CHUNK);
-    }
-  }
-  const uint head = at.y * HEADS;
-  const uint heads = min(HEADS, args.heads - head);
-  device const float* p = scores + ulong(token * args.heads + head) * args.score_stride;
-  float sum[8];
-  float acc[8];
+  const uint head = (tg.y * nsg + sg) * HEADS;
+  const uint col = tg.x * 128u + 4u * lane;
+  const uint from_col = col < args.cols ? col : 0u;
+  threadgroup float* p = shared + sg * (STAGE * HEADS); // by position and head
+  device const float* s[HEADS];
+  float4 sum[HEADS];
   UNROLL
   for (uint k = 0; k < HEADS; k++) {
-    sum[k] = 0.0f;
-    acc[k] = 0.0f;
+    s[k] = scores + (ulong(token) * args.heads + min(head + k, args.heads - 1u)) * args.score_stride;
+    sum[k] = float4(0.0f);
   }
-  if (at.x < args.cols) {
-    uint chunk = part;
-    uint j = from;
-    while (j < to) {
-      const uint t = chosen ? list[j] : j;
-      const uint last = j + 3u < to ? (chosen ? list[j + 3u] : j + 3u) : 0xFFFFFFFFu;
-      if (t / CHUNK != chunk) {
-        chunk = t / CHUNK;
+  const uint most = args.position + token + 1u; // beyond the last position
+  uint last = args.chunks > 1u ? part + 1u : (most + CHUNK - 1u) / CHUNK;
+  if (head >= args.heads) last = 0u;
+  for (uint chunk = part; chunk < last; chunk++) {
+    uint from = min(n, chunk * CHUNK);
+    uint to = min(n, (chunk + 1u) * CHUNK);
+    if (chosen) {
+      from = lower_bound(list, n, chunk * CHUNK);
+      to = lower_bound(list, n, (chunk + 1u) * CHUNK);
+    }
+    float4 acc[HEADS];
+    UNROLL
+    for (uint k = 0; k < HEADS; k++) acc[k] = float4(0.0f);
+    // The probabilities of the next stage and the latents of the next positions
+    // are loaded while others are in use.
+    float e[HEADS];
+    UNROLL
+    for (uint k = 0; k < HEADS; k++) e[k] = from + lane < to ? s[k][from + lane] : 0.0f;
+    float4 v[AHEAD];
+    UNROLL
+    for (uint i = 0; i < AHEAD; i++) {
+      const uint j = min(from + i, n - 1u);
+      v[i] = four_of(cache + ulong(chosen ? list[j] : j) * args.width, from_col, args.cols);
+    }
+    for (uint start = from; start < to; start += STAGE) {
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      UNROLL
+      for (uint k = 0; k < HEADS; k++) p[lane * HEADS + k] = e[k];
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+      const uint ahead = start + STAGE + lane;
+      UNROLL
+      for (uint k = 0; k < HEADS; k++) e[k] = ahead < to ? s[k][ahead] : 0.0f;
+      const uint count = min(STAGE, to - start);
+      for (uint j = 0; j < count; j += AHEAD) {
+        float4 next[AHEAD];
         UNROLL
-        for (uint k = 0; k < HEADS; k++) {
-          sum[k] = sum[k] + acc[k];
-          acc[k] = 0.0f;
+        for (uint i = 0; i < AHEAD; i++) {
+          const uint t = min(start + j + AHEAD + i, n - 1u);
+          next[i] = four_of(cache + ulong(chosen ? list[t] : t) * args.width, from_col, args.cols);
         }
-      }
-      if (j % 4u == 0u && last / CHUNK == chunk) { // four at a time
-        float v[4];
-        UNROLL
-        for (uint i = 0; i < 4u; i++) v[i] = cache[ulong(chosen ? list[j + i] : j + i) * args.width + at.x];
-        UNROLL
-        for (uint k = 0; k < HEADS; k++) {
-          if (k < heads) {
-            const float4 x = *(device const float4*)(p + ulong(k) * args.score_stride + j);
-            acc[k] = fma(x.x, v[0], acc[k]);
-            acc[k] = fma(x.y, v[1], acc[k]);
-            acc[k] = fma(x.z, v[2], acc[k]);
-            acc[k] = fma(x.w, v[3], acc[k]);
+        simdgroup_barrier(mem_flags::mem_none); // compilers must not move the loads
+        if (j + AHEAD <= count) {
+          UNROLL
+          for (uint i = 0; i < AHEAD; i++) add_position(p + (j + i) * HEADS, v[i], acc);
+        } else {
+          UNROLL
+          for (uint i = 0; i < AHEAD; i++) {
+            if (j + i < count) add_position(p + (j + i) * HEADS, v[i], acc);
           }
         }
-        j += 4u;
-      } else {
-        const float v = cache[ulong(t) * args.width + at.x];
         UNROLL
-        for (uint k = 0; k < HEADS; k++) {
-          if (k < heads) acc[k] = fma(p[ulong(k) * args.score_stride + j], v, acc[k]);
-        }
-        j += 1u;
+        for (uint i = 0; i < AHEAD; i++) v[i] = next[i];
       }
     }
     UNROLL
-    for (uint k = 0; k < HEADS; k++) {
-      if (k < heads) latents[(ulong(at.z) * args.heads + head + k) * args.cols + at.x] = sum[k] + acc[k];
+    for (uint k = 0; k < HEADS; k++) sum[k] = sum[k] + acc[k];
+  }
+  UNROLL
+  for (uint k = 0; k < HEADS; k++) {
+    if (head + k < args.heads) {
+      device float* y = latents + (ulong(tg.z) * args.heads + head + k) * args.cols;
+      UNROLL
+      for (uint i = 0; i < 4u; i++) {
+        if (col + i < args.cols) y[col + i] = sum[k][i];
+      }
     }
   }
 }

@@ -14,6 +14,7 @@ using namespace metal;
 constant uint FORMAT [[function_constant(0)]]; // of all experts, or ANY_FORMAT
 constant bool CUT [[function_constant(1)]];
 constant uint TILE [[function_constant(2)]];
+constant bool DOTS [[function_constant(3)]];
 
 struct RouteArgs {
   uint experts;
@@ -237,7 +238,8 @@ kernel void expert_matmul(device const Expert* experts [[buffer(0)]],
     const bool live = row < args.rows;
     const uint from = live ? row : 0u;
     const bool cut = any ? format == FORMAT_INT4_GROUPED && group % 64u != 0u : CUT;
-    const Operands o = {m, args.blocks, any ? experts[e].wide != 0u && (rounded || args.narrow == 0u) : true, cut, TILE};
+    const Operands o = {m, args.blocks, any ? (rounded || args.narrow == 0u ? experts[e].wide : 0u) : 2u, cut, DOTS, TILE,
+                        quads_ahead(FORMAT, TILE), units_ahead(FORMAT, TILE)};
     uint at[8];
     ulong start[8];
     float acc[8];

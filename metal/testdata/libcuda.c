@@ -3,11 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 typedef uint64_t P;
-static int live, launches;
+static int live, launches, graph_launches, graph_updates;
 static int (*module_loaded)(const char *ptx, P *id);
 static int (*launch)(P *args);
 void fake_set(void *m, void *l) { module_loaded = m, launch = l; }
 int fake_live(void) { return live; }
+int fake_graphs(void) { return graph_launches * 1000 + graph_updates; }
 int cuInit(unsigned f) { return f; }
 int cuDeviceGetCount(int *n) { *n = 1; return 0; }
 int cuDeviceGet(int *d, int i) { *d = i; return i != 0; }
@@ -53,4 +54,49 @@ int cuLaunchKernel(P f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsi
   if (params || !st || (P)extra[0] != 1 || (P)extra[2] != 2 || extra[4]) return 1;
   P a[10] = {f, gx, gy, gz, bx, by, bz, sh, (P)extra[1], *(P *)extra[3]};
   return launch(a);
+}
+// Graphs: the launches in the order in which they were added.
+struct params { P f; unsigned g[3], b[3], sh; void **params, **extra; };
+struct node { P a[10]; char args[8192]; struct node *next; };
+struct graph { struct node *first, *last; };
+static int set_node(struct node *n, const struct params *k) {
+  if (k->params || (P)k->extra[0] != 1 || (P)k->extra[2] != 2 || k->extra[4]) return 1;
+  P size = *(P *)k->extra[3];
+  if (size > sizeof n->args) return 1;
+  memcpy(n->args, k->extra[1], size);
+  P a[10] = {k->f, k->g[0], k->g[1], k->g[2], k->b[0], k->b[1], k->b[2], k->sh, (P)n->args, size};
+  memcpy(n->a, a, sizeof a);
+  return 0;
+}
+int cuGraphCreate(P *g, unsigned f) { CTX; live++; *g = (P)calloc(1, sizeof(struct graph)); return f; }
+int cuGraphAddKernelNode(P *out, P graph, const P *deps, uint64_t ndeps, const struct params *k) {
+  CTX;
+  struct graph *g = (struct graph *)graph;
+  if ((g->first == 0) != (ndeps == 0) && ndeps != 0) return 1;
+  struct node *n = calloc(1, sizeof *n);
+  if (set_node(n, k)) return 1;
+  if (g->last) g->last->next = n; else g->first = n;
+  g->last = n;
+  *out = (P)n;
+  return 0;
+}
+int cuGraphInstantiateWithFlags(P *exec, P graph, uint64_t f) { CTX; live++; *exec = graph; return f != 0; }
+int cuGraphExecKernelNodeSetParams(P exec, P node, const struct params *k) { CTX; graph_updates++; return set_node((struct node *)node, k); }
+int cuGraphLaunch(P exec, P st) {
+  CTX;
+  if (!st) return 1;
+  graph_launches++;
+  for (struct node *n = ((struct graph *)exec)->first; n; n = n->next) {
+    int rc = launch(n->a);
+    if (rc) return rc;
+  }
+  return 0;
+}
+int cuGraphExecDestroy(P exec) { CTX; live--; return 0; }
+int cuGraphDestroy(P graph) {
+  CTX;
+  live--;
+  for (struct node *n = ((struct graph *)graph)->first, *next; n; n = next) { next = n->next; free(n); }
+  free((void *)graph);
+  return 0;
 }
