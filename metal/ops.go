@@ -188,6 +188,9 @@ func (b *Backend) matMul(op runtime.MatMul, p pass) {
 	}
 }
 
+// normBytes is the threadgroup memory of rmsnorm: the elements summed at a time.
+const normBytes = 4 * 4096
+
 func (b *Backend) rmsNorm(op runtime.RMSNorm, p pass) {
 	if !b.use(special{kernel: "rmsnorm"}) {
 		return
@@ -198,7 +201,7 @@ func (b *Backend) rmsNorm(op runtime.RMSNorm, p pass) {
 	a := &b.enc.args.norm
 	*a = normArgs{uint32(op.X.N), uint32(op.X.Width), uint32(op.Y.Width), op.Eps}
 	arg(b, 3, a)
-	b.enc.enc.SetThreadgroupMemory(0, 16)
+	b.enc.enc.SetThreadgroupMemory(0, min(ceil(op.X.N, 4)*16, normBytes))
 	b.dispatch(Size{p.S, 1, 1}, Size{across, 1, 1})
 }
 
@@ -461,7 +464,7 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 	b.enc.enc.SetThreadgroupMemory(1, scoreQueryBytes)
 	b.dispatch(Size{ceil(all, span), ceil(op.Heads, 64), p.S}, Size{across, 1, 1})
 
-	if !b.use(special{kernel: "softmax"}) {
+	if !b.use(special{kernel: "softmax", selects: k.selects}) {
 		return
 	}
 	b.out(0, scores)

@@ -116,10 +116,12 @@ func backendVariants(dots bool) []Variant {
 	for l := range numLayouts {
 		add(special{kernel: "round_activations", layout: l, dots: dots})
 	}
-	for _, k := range []string{"rmsnorm", "layernorm", "silu_mul", "add", "rope", "softmax", "latent_sum", "index_score", "topk",
+	for _, k := range []string{"rmsnorm", "layernorm", "silu_mul", "add", "rope", "latent_sum", "index_score", "topk",
 		"route", "group_pairs", "expert_sum"} {
 		add(special{kernel: k})
 	}
+	add(special{kernel: "softmax"})
+	add(special{kernel: "softmax", selects: true})
 	for _, k := range []string{"score", "latent"} {
 		for _, wide := range []uint8{0, 2} {
 			add(special{kernel: k, wide: wide})

@@ -13,7 +13,10 @@ struct NormArgs {
   float eps;
 };
 
-// One threadgroup a row: the first simdgroup sums, all scale.
+#define UNROLL _Pragma("clang loop unroll(full)")
+#define PART 4096u // elements in threadgroup memory at a time
+
+// One threadgroup a row: all threads load a part of it, sixteen lanes sum it.
 kernel void rmsnorm(device const float* x [[buffer(0)]],
                     device const float* w [[buffer(1)]],
                     device float* y [[buffer(2)]],
@@ -24,11 +27,25 @@ kernel void rmsnorm(device const float* x [[buffer(0)]],
                     uint threads [[threads_per_threadgroup]]) {
   device const float* r = x + ulong(row) * args.x_stride;
   device float* out = y + ulong(row) * args.y_stride;
-  if (tid < 32u) {
-    float acc = 0.0f;
-    if (tid < 16u) {
-      for (uint i = tid; i < args.n; i += 16u) acc = fma(r[i], r[i], acc);
+  float acc = 0.0f;
+  for (uint start = 0; start < args.n; start += PART) {
+    const uint end = min(PART, args.n - start);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = tid; i < end; i += threads) shared[i] = r[start + i];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const uint mine = tid < 16u ? end : 0u;
+    uint i = tid;
+    for (; i + 240u < mine; i += 256u) {
+      float v[16];
+      UNROLL
+      for (uint k = 0; k < 16u; k++) v[k] = shared[i + 16u * k];
+      UNROLL
+      for (uint k = 0; k < 16u; k++) acc = fma(v[k], v[k], acc);
     }
+    for (; i < mine; i += 16u) acc = fma(shared[i], shared[i], acc);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (tid < 32u) {
     acc = tree16(acc);
     if (tid == 0u) shared[0] = acc;
   }
