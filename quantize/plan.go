@@ -444,7 +444,7 @@ func (p *planner) mtp(wants []Want) {
 	var absent []string
 	present := 0
 	for _, w := range wants {
-		if c, _ := p.Recipe.Choose(w); !w.MTP || c.Drop || w.Role == Embed || w.Role == Head || w.InIndexer() {
+		if c, _ := p.Recipe.Choose(w); !w.MTP || c.Drop || w.SharedWithModel() {
 			continue
 		}
 		if sourceOf(p.snap, w) == nil {
@@ -482,12 +482,12 @@ func (p *planner) lowMTP() {
 	var low []string
 	for i := range p.Items {
 		it := &p.Items[i]
-		if f := it.Spec.Format; it.Want.MTP && it.Instead == "" && (f == format.Int4Row || f == format.Int2Row) {
+		if it.Want.MTP && it.Instead == "" && RoughForMTP(it.Spec.Format) {
 			low = append(low, it.Want.Name)
 		}
 	}
 	if len(low) > 0 {
-		p.warn("the MTP block gets one scale a row at 4 bits or fewer, which rounds whole halves of eh_proj to zero: its drafts will hardly ever be accepted (int8-row or int4-grouped keep it alive): %s", strings.Join(format.Collapse(low), ", "))
+		p.warn("the MTP block gets %s", RoughMTP(low))
 	}
 }
 

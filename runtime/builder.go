@@ -154,6 +154,7 @@ type program struct {
 	headRows   int
 	cacheBytes int64
 	vecs       []Vec
+	builder    *Builder // for what is built behind it
 }
 
 // headRows bounds the logits held at a time: a row of a large vocabulary is
@@ -181,6 +182,6 @@ func (b *Builder) build() (*program, error) {
 	b.cmds, b.rows = nil, p.headRows
 	h := b.norm("model.norm.weight", "final", b.x.All().At(BaseRow))
 	p.logits = b.linear(StageHead, h.All(), out{weight: "lm_head.weight", temp: "logits"})[0].All()
-	p.head, p.cacheBytes, p.vecs = b.cmds, b.caches+b.keys, b.vecs
+	p.head, p.cacheBytes, p.vecs, p.builder = b.cmds, b.caches+b.keys, b.vecs, b
 	return p, b.err
 }

@@ -24,6 +24,7 @@ type Model struct {
 	be      Backend
 	weights map[string]Weight
 	indexer bool // the layers have their indexers
+	mtp     mtpWeights
 }
 
 // Load opens a snapshot directory, holds it against its architecture and binds

@@ -22,11 +22,12 @@ const (
 	StageExperts
 	StageShared
 	StageHead
+	StageMTP // drafts: all that the multi-token-prediction block does
 	numStages
 )
 
 var stageNames = [numStages]string{"embedding", "norms and sums", "attention: projection + RoPE", "attention: indexer", "attention: score·softmax·value",
-	"attention: output projection", "dense MLP", "router", "routed experts", "shared experts", "lm_head"}
+	"attention: output projection", "dense MLP", "router", "routed experts", "shared experts", "lm_head", "drafts (MTP block)"}
 
 func (s Stage) String() string { return stageNames[s] }
 

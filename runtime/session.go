@@ -33,6 +33,7 @@ type Session struct {
 	fresh   bool            // logits are those after the last token
 	forward []time.Duration // of the single-token passes
 	ran     int             // tokens
+	draft   *drafter        // nil without drafts
 }
 
 // NewSession makes a session with room for ctx tokens; chunk ≤ 0 means DefaultChunk.
@@ -104,6 +105,9 @@ func (s *Session) Sync(ctx context.Context, tokens []int32) ([]float32, error) {
 			return nil, err
 		}
 	}
+	if err := s.draft.follow(ctx); err != nil {
+		return nil, err
+	}
 	return s.logits, nil
 }
 
@@ -112,6 +116,7 @@ func (s *Session) Sync(ctx context.Context, tokens []int32) ([]float32, error) {
 func (s *Session) Rewind(n int) {
 	if n < len(s.tokens) {
 		s.tokens, s.fresh = s.tokens[:max(n, 0)], false
+		s.draft.rewind(len(s.tokens))
 	}
 	if s.state > len(s.tokens) {
 		s.state = 0

@@ -88,7 +88,7 @@ func TestDamage(t *testing.T) {
 		{name: "transposed", model: every(format.BF16, 0), damage: func(m *model) { m.tensors[m.index(kvB)].Shape = []int{128, 96} }, tensor: kvB, words: "shape"},
 		{name: "norm of another length", model: every(format.BF16, 0), damage: func(m *model) { m.set(norm0, format.DTypeF32, []int{63}, make([]byte, 252)) }, tensor: norm0, words: "shape"},
 		{name: "stamp of another format", model: every(format.Int8Row, 0), damage: func(m *model) { m.stamps[kvB] = format.Spec{Format: format.Int4Row, Rows: 96, Cols: 128} }, tensor: kvB, words: "stamped int4-row but the bytes are int8-row"},
-		{name: "misshapen MTP tensor", model: every(format.BF16, 0), damage: func(m *model) { m.tensors[m.index(ehProj)].Shape = []int{128, 64} }, tensor: ehProj, words: "which run does not read"},
+		{name: "misshapen MTP tensor", model: every(format.BF16, 0), damage: func(m *model) { m.tensors[m.index(ehProj)].Shape = []int{128, 64} }, tensor: ehProj, words: "which only drafts read"},
 
 		// Files and headers.
 		{name: "one byte short", model: every(format.Int8Row, 0), file: cutFile(1), tensor: "model.layers", words: "truncated: 1 bytes are missing"},
@@ -225,7 +225,7 @@ func moveTensor(h map[string]any, name string, by float64) {
 	entry["data_offsets"] = moved
 }
 
-// TestDamagedMTPBlockLoads: run does not read the block.
+// TestDamagedMTPBlockLoads: only drafts need the block.
 func TestDamagedMTPBlockLoads(t *testing.T) {
 	m := synthesise(t, small(), in(format.BF16, 0))
 	m.tensors[m.index(ehProj)].Shape = []int{128, 64}
@@ -235,7 +235,7 @@ func TestDamagedMTPBlockLoads(t *testing.T) {
 		t.Errorf("%+v %+v", r.MTP, r.Completeness)
 	}
 	_, stdout, stderr := runInspect(dir)
-	holds(t, stdout, "loadable, MTP block damaged", "run does not read it and is not affected, but it makes the exit code of inspect 4", ehProj+": shape (found [128 64]")
+	holds(t, stdout, "loadable, MTP block damaged", "run works without it and its drafts, but it makes the exit code of inspect 4", ehProj+": shape (found [128 64]")
 	holds(t, stderr, "loadable, but the MTP block is damaged")
 	snap, err := format.Open(dir)
 	if err != nil {

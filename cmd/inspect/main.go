@@ -34,7 +34,7 @@ and --ctx-size say whether a run fits and how many experts stay in memory.
 
 A model that would not load makes the exit code 4 (or 3 if it is sound, but not
 supported), and all that is in the way is listed at once. So does a damaged MTP
-block, although run does not need it, and what --verify finds. --json prints the
+block, although run needs it for drafts only, and what --verify finds. --json prints the
 whole report as one object, which docs/report.md describes.`
 
 const inspectExamples = `  inspect ./glm-5.2-snapshot

@@ -33,7 +33,7 @@ func (r *Report) takeCensus() {
 	r.unsupported()
 	r.sizes()
 	r.stamps()
-	r.MTP = r.block(func(w quantize.Want) bool { return w.MTP && !sharedWithModel(w) })
+	r.MTP = r.block(func(w quantize.Want) bool { return w.MTP && !w.SharedWithModel() })
 	for _, err := range r.damaged {
 		r.MTP.State = "damaged"
 		r.MTP.Wrong = append(r.MTP.Wrong, err.Error())
@@ -41,12 +41,6 @@ func (r *Report) takeCensus() {
 	r.Indexer = r.block(func(w quantize.Want) bool { return !w.MTP && w.InIndexer() })
 	r.warnBlocks()
 	r.warnExtra()
-}
-
-// sharedWithModel says whether an MTP block runs without the tensor, taking
-// the main model's or, for the indexer, doing without.
-func sharedWithModel(w quantize.Want) bool {
-	return w.Role == quantize.Embed || w.Role == quantize.Head || w.InIndexer()
 }
 
 // held says whether some tensor of the snapshot is or contains a wanted one.
@@ -113,7 +107,7 @@ func (r *Report) completeness(problems format.Problems) {
 	}
 }
 
-// inMTP says whether a tensor belongs to the MTP block, which run does not read.
+// inMTP says whether a tensor belongs to the MTP block, which run reads for drafts only.
 func (r *Report) inMTP(name string) bool {
 	name, _, _ = strings.Cut(name, " in ") // a slice of fused experts
 	return slices.ContainsFunc(r.wants, func(w quantize.Want) bool { return w.MTP && (w.Name == name || w.Fused == name) })
@@ -313,7 +307,7 @@ func (r *Report) block(in func(quantize.Want) bool) *Block {
 func (r *Report) warnBlocks() {
 	warn := func(text string, args ...any) { r.Warnings = append(r.Warnings, fmt.Sprintf(text, args...)) }
 	if n := len(r.MTP.Wrong); n > 0 {
-		warn("the MTP block is damaged and of no use; run does not read it and is not affected, but it makes the exit code of inspect %d: %s", r.damageCode(), strings.Join(most(r.MTP.Wrong, 4, "more"), "; "))
+		warn("the MTP block is damaged and of no use; run works without it and its drafts, but it makes the exit code of inspect %d: %s", r.damageCode(), strings.Join(most(r.MTP.Wrong, 4, "more"), "; "))
 	}
 	if r.MTP.State == "partial" {
 		warn("the MTP block is incomplete and of no use: missing %s", strings.Join(r.MTP.Missing, ", "))
@@ -321,13 +315,12 @@ func (r *Report) warnBlocks() {
 	var rough []string
 	for i := range r.census.Found {
 		f := &r.census.Found[i]
-		if id := f.Spec.Format; f.MTP && (id == format.Int4Row || id == format.Int2Row) {
+		if f.MTP && quantize.RoughForMTP(f.Spec.Format) {
 			rough = append(rough, f.Name)
 		}
 	}
 	if len(rough) > 0 {
-		warn("the MTP block has one scale a row at 4 bits or fewer, which rounds whole halves of eh_proj to zero: its drafts will hardly ever be accepted (--verify counts dead halves): %s",
-			strings.Join(format.Collapse(rough), ", "))
+		warn("the MTP block has %s; --verify counts dead halves", quantize.RoughMTP(rough))
 	}
 	switch r.Indexer.State {
 	case "absent":

@@ -13,7 +13,7 @@ import (
 )
 
 // Memory is what a run needs of memory and disk, all in bytes. The MTP block
-// is left out: run does not use it.
+// is left out: run loads it for drafts only.
 type Memory struct {
 	Context      int   `json:"context"` // tokens
 	Budget       int64 `json:"budget"`  // 0 if none was given

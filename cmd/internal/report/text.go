@@ -88,7 +88,7 @@ func (r *Report) Write(w io.Writer, s Sections) error {
 	var l lines
 	l.section("problems", r.problemLines())
 	if len(r.damaged) > 0 {
-		l.section("damaged MTP block, which run does not read", r.MTP.Wrong)
+		l.section("damaged MTP block, which only drafts read", r.MTP.Wrong)
 	}
 	return l.to(w)
 }
