@@ -96,10 +96,18 @@ var errVerified = errors.New("verified")
 // p(d), else the sample is one of p without d; and it asks the sampler once a
 // token, so that the same seed gives the same text as without drafts.
 func (t *turn) step(ctx context.Context) error {
-	s, start := t.s, time.Now()
+	s := t.s
 	t.from, t.kept = len(s.tokens), 1
 	t.line = append(t.line[:0], t.next)
-	if n := s.draft.count(min(t.Max-t.said, s.ctx-t.from)); n > 0 {
+	n := s.draft.count(min(t.Max-t.said, s.ctx-t.from))
+	if n > 0 && t.from-s.draft.fed > MaxDraft+1 {
+		// What the block missed during a pause is not this draft's cost.
+		if _, err := s.draft.feed(ctx, s.tokens); err != nil {
+			return err
+		}
+	}
+	start := time.Now()
+	if n > 0 {
 		guess, err := s.draft.propose(ctx, t.next, n)
 		if err != nil {
 			return err

@@ -72,6 +72,7 @@ func converse(cmd *cobra.Command, dir string, g *generateFlags) (err error) {
 		return noTemplate(c.model, "--chat")
 	}
 	g.answerLength(cmd)
+	g.loadDraft(cmd, c.model)
 
 	if err := cmd.Context().Err(); err != nil { // stopped while it loaded
 		return err

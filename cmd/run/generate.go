@@ -19,7 +19,7 @@ import (
 type generateFlags struct {
 	modelFlags
 	prompt, file      string
-	max               int
+	max, draft        int
 	seed              int64
 	sampler           runtime.SamplerOptions
 	prof, fingerprint bool
@@ -40,6 +40,7 @@ func (g *generateFlags) registerAll(cmd *cobra.Command) {
 	f.Float64Var(&g.sampler.MinP, "min-p", 0, "drop tokens less likely than the share `P` of the most likely one")
 	f.Float64Var(&g.sampler.RepeatPenalty, "repeat-penalty", 1, "divide the logits of tokens that were seen by `X`; 1 = off")
 	f.Int64VarP(&g.seed, "seed", "s", -1, "`SEED` of the sampler; -1 draws one and prints it")
+	f.IntVar(&g.draft, "draft", 0, fmt.Sprintf("draft up to `N` tokens (at most %d) with the model's MTP block and verify them in one pass; changes speed, never the text; pauses while it does not pay", runtime.MaxDraft))
 	f.BoolVar(&g.prof, "prof", false, "report where the time went")
 	f.BoolVar(&g.fingerprint, "fingerprint", false, "print a hash of the logits of every token")
 	cmd.MarkFlagsMutuallyExclusive("prompt", "file")
@@ -113,6 +114,7 @@ type summary struct {
 	Backend         string        `json:"backend"`
 	Device          string        `json:"device,omitempty"` // of a GPU
 	Layers          string        `json:"placement"`        // "78/78 layers" on a GPU, "2 threads" on the CPU
+	Draft           *drafted      `json:"draft,omitempty"`  // with --draft
 
 	steps int // of GenerateSeconds: the first token comes from the prompt's logits
 }
@@ -136,6 +138,9 @@ func (s *summary) kept() string {
 func (s *summary) String() string {
 	text := fmt.Sprintf("prompt: %s · generation: %s · %s · peak %s · backend %s (%s)", rate(s.PromptTokens, s.PromptTokens-s.KeptTokens, s.PromptSeconds)+s.kept(),
 		rate(s.GeneratedTokens, s.steps, s.GenerateSeconds), s.Ended, cli.Bytes(s.PeakBytes), s.Backend, s.Layers)
+	if s.Draft != nil {
+		text += " · " + s.Draft.String()
+	}
 	if s.Seed != nil {
 		text += fmt.Sprintf(" · seed %d", *s.Seed)
 	}
@@ -150,7 +155,7 @@ func (g *generateFlags) prepare(cmd *cobra.Command, s *summary) (*runtime.Sample
 	if g.seed < -1 {
 		return nil, cli.Usagef("--seed must be at least 0, or -1 to draw one")
 	}
-	if err := errors.Join(g.check(), g.checkChat(cmd)); err != nil {
+	if err := errors.Join(g.check(), g.checkDraft(), g.checkChat(cmd)); err != nil {
 		return nil, err
 	}
 	g.sampler.Seed = uint64(g.seed)
@@ -181,6 +186,7 @@ func generate(cmd *cobra.Command, dir string, g *generateFlags) (err error) {
 	if err := needTokenizer(m); err != nil {
 		return err
 	}
+	g.loadDraft(cmd, m)
 	ids, err := g.promptIDs(cmd, m, text)
 	if err != nil {
 		return err
@@ -201,7 +207,7 @@ func generate(cmd *cobra.Command, dir string, g *generateFlags) (err error) {
 // stream generates and prints token by token.
 func (g *generateFlags) stream(cmd *cobra.Command, m *runtime.Model, sess *runtime.Session, sampler *runtime.Sampler, ids []int32, s *summary) error {
 	out, asJSON := cmd.OutOrStdout(), cli.JSON(cmd)
-	start, ran := time.Now(), sess.Ran()
+	start, ran, drafts := time.Now(), sess.Ran(), sess.Drafts()
 	if _, err := sess.Sync(cmd.Context(), ids); err != nil {
 		return err
 	}
@@ -243,6 +249,9 @@ func (g *generateFlags) stream(cmd *cobra.Command, m *runtime.Model, sess *runti
 	s.steps = len(sess.Tokens()) - len(ids)
 	s.PromptTokens, s.PromptSeconds, s.GenerateSeconds = len(ids), first.Sub(start).Seconds(), time.Since(first).Seconds()
 	s.Ended, s.PeakBytes, s.CacheBytes = ended, cli.PeakMemory(), sess.CacheBytes()
+	if g.draft > 0 {
+		s.Draft = since(sess.Drafts(), drafts)
+	}
 	at := g.placed[len(g.placed)-1]
 	s.Backend, s.Layers = at.name, at.layers()
 	if at.gpu != nil {
