@@ -199,3 +199,42 @@ func testTinyGLMBitForBit(t *testing.T, open func() Device) {
 		})
 	}
 }
+
+// TestDraftsBitForBit: the multi-token-prediction block runs on the device, and
+// what is generated with drafts there is what the CPU says without.
+func TestDraftsBitForBit(t *testing.T) { gpus(t, testDraftsBitForBit) }
+
+func testDraftsBitForBit(t *testing.T, open func() Device) {
+	dir := convert(t, fixtures.TinyGLMDir(t), quantize.Flags{})
+	ids := oracleIDs(t, "tiny-glm")[:24]
+	generate := func(m *runtime.Model, draft int) (rows [][]float32, stats runtime.DraftStats) {
+		s, err := m.NewSession(64, 0)
+		if err == nil {
+			err = s.Draft(runtime.Drafting{Tokens: draft, Always: true})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		greedy, err := runtime.NewSampler(runtime.SamplerOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Generate(context.Background(), ids, runtime.Generation{Max: 20, Sampler: greedy, Each: func(_ int32, l []float32) error {
+			rows = append(rows, slices.Clone(l))
+			return nil
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		return rows, s.Drafts()
+	}
+	cpu := load(t, dir, runtime.NewCPU(1))
+	want, _ := generate(cpu, 0)
+	_, drafts := generate(cpu, 2)
+	b := newBackend(t, open())
+	got, stats := generate(load(t, dir, b), 2)
+	compare(t, "drafts", got, want)
+	if stats != drafts || stats.Accepted == 0 {
+		t.Errorf("%+v, on the CPU %+v", stats, drafts)
+	}
+	onlyGPU(t, b)
+}

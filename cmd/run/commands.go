@@ -10,6 +10,7 @@ import (
 
 	"hawkmoth/cmd/internal/cli"
 	"hawkmoth/format"
+	"hawkmoth/runtime"
 	"hawkmoth/runtime/chat"
 	"hawkmoth/runtime/jinja"
 )
@@ -87,6 +88,9 @@ func (c *conversation) stats(string) error {
 	c.note("%s in the conversation, %s answered", count(len(messages(c.system, c.past...)), "message"), count(t.turns, "message"))
 	c.note("prompts: %s · %d of them kept from the turns before", rate(t.prompt, t.prompt-t.kept, t.promptSeconds), t.kept)
 	c.note("answers: %s", rate(t.generated, t.generated, t.generateSeconds))
+	if c.g.draft > 0 && c.sess != nil {
+		c.note("%s", since(c.sess.Drafts(), runtime.DraftStats{}))
+	}
 	if c.sess != nil {
 		c.note("context: %d of %s used, cache %s", len(c.sess.Tokens()), count(c.sess.CtxSize(), "token"), cli.Bytes(c.sess.CacheBytes()))
 	}

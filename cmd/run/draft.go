@@ -12,13 +12,13 @@ import (
 
 // drafted is what drafts brought to a generation.
 type drafted struct {
-	Drafted        int     `json:"drafted_tokens"`
-	Accepted       int     `json:"accepted_tokens"`
-	Acceptance     float64 `json:"acceptance"`         // of those drafted
-	TokensPerPass  float64 `json:"tokens_per_forward"` // that a forward pass of the model adds to the text
-	Passes         int     `json:"forwards"`
-	PausedForwards int     `json:"paused_forwards,omitempty"` // without a draft, because drafts did not pay
-	tokens         int
+	Drafted          int     `json:"drafted_tokens"`
+	Accepted         int     `json:"accepted_tokens"`
+	Acceptance       float64 `json:"acceptance"`         // of those drafted
+	TokensPerForward float64 `json:"tokens_per_forward"` // that a forward pass of the model adds to the text
+	Passes           int     `json:"forwards"`
+	PausedForwards   int     `json:"paused_forwards,omitempty"` // without a draft, because drafts did not pay
+	tokens           int
 }
 
 // since is what drafts brought after an earlier count.
@@ -26,14 +26,14 @@ func since(now, then runtime.DraftStats) *drafted {
 	d := &drafted{Drafted: now.Drafted - then.Drafted, Accepted: now.Accepted - then.Accepted, Passes: now.Passes - then.Passes,
 		PausedForwards: now.Paused - then.Paused, tokens: now.Tokens - then.Tokens}
 	d.Acceptance = float64(d.Accepted) / float64(max(d.Drafted, 1))
-	d.TokensPerPass = float64(d.tokens) / float64(max(d.Passes, 1))
+	d.TokensPerForward = float64(d.tokens) / float64(max(d.Passes, 1))
 	return d
 }
 
 func (d *drafted) String() string {
 	text := "no drafts"
 	if d.Drafted > 0 {
-		text = fmt.Sprintf("drafts: %d of %d accepted (%.0f %%), %.2f tokens a forward", d.Accepted, d.Drafted, 100*d.Acceptance, d.TokensPerPass)
+		text = fmt.Sprintf("drafts: %d of %d accepted (%.0f %%), %.2f tokens a forward", d.Accepted, d.Drafted, 100*d.Acceptance, d.TokensPerForward)
 	}
 	if d.PausedForwards > 0 {
 		text += fmt.Sprintf(", paused for %d: they cost more than they save", d.PausedForwards)
