@@ -553,3 +553,54 @@ func TestPace(t *testing.T) {
 		t.Errorf("%d of 4000 passes draft though it pays no more", n)
 	}
 }
+
+// TestStoppedDraftsLeaveTheirTimeline: whatever ends a generation within a pass
+// of a draft, the timeline holds what was said but for its last token, and goes
+// on as one that never drafted.
+func TestStoppedDraftsLeaveTheirTimeline(t *testing.T) {
+	m := load(t, fixtures.TinyGLMDir(t), 2)
+	prompt := m.Tokenizer.Encode("Once upon a time there was a")
+	want := speak(t, session(t, m, 128, 0), prompt, 60, SamplerOptions{})
+	greedy, err := NewSampler(SamplerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := errors.New("stop")
+	for _, chunk := range []int{0, 1, 2} {
+		s := drafting(t, m, 128, chunk, 4)
+		for n := 1; n < 20; n++ {
+			for _, cancelled := range []bool{false, true} {
+				ctx, cancel := context.WithCancel(context.Background())
+				said := 0
+				_, err := s.Generate(ctx, prompt, Generation{Max: 60, Sampler: greedy, Each: func(id int32, _ []float32) error {
+					if said++; id != want.ids[said-1] {
+						t.Fatalf("token %d is %d, want %d", said, id, want.ids[said-1])
+					}
+					switch {
+					case said < n:
+					case cancelled:
+						cancel()
+					default:
+						return stop
+					}
+					return nil
+				}})
+				cancel()
+				if cancelled && !errors.Is(err, context.Canceled) || !cancelled && !errors.Is(err, stop) {
+					t.Fatal(err)
+				}
+				whole := slices.Concat(prompt, want.ids[:said-1])
+				if !slices.Equal(s.Tokens(), whole) {
+					t.Fatalf("stopped at %d: the timeline is %v, want %v", n, s.Tokens(), whole)
+				}
+				logits, err := s.Sync(context.Background(), whole)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if at, ok := sameBits([][]float32{logits}, want.logits[said-1:said]); !ok {
+					t.Fatalf("stopped at %d: logits differ at %s", n, at)
+				}
+			}
+		}
+	}
+}
