@@ -60,7 +60,7 @@ func (m *Model) loadMTP() error {
 	case !slices.ContainsFunc(found, func(f quantize.Found) bool { return !f.SharedWithModel() }) && len(problems) == 0:
 		return bad(format.ErrIncomplete, "the MTP block is not there, though config.json announces one; convert with a recipe that keeps it", nil)
 	case len(missing) > 0:
-		return bad(format.ErrIncomplete, "the MTP block is incomplete: missing "+strings.Join(quantize.Collapse(missing), ", "), nil)
+		return bad(format.ErrIncomplete, "the MTP block is incomplete: missing "+strings.Join(format.Collapse(missing), ", "), nil)
 	case len(problems) > 0:
 		return bad(format.ErrCorrupt, "the MTP block is damaged", problems)
 	}
