@@ -222,6 +222,113 @@ func TestE1KilledAnywhere(t *testing.T) {
 	t.Logf("%d kills: %v", kills, stages)
 }
 
+// TestE1KilledAtEveryStage makes sure of the stages that chance may miss. Each
+// run ends in the middle of one: by SIGKILL where the conversion calls back,
+// by a name that cannot be written where it does not.
+func TestE1KilledAtEveryStage(t *testing.T) {
+	if goruntime.GOOS == "windows" {
+		t.Skip("SKIPPED: no SIGKILL on windows")
+	}
+	p := oraclePlan(t, "balanced", Flags{})
+	last := len(p.Shards) - 1
+	self, err := os.FindProcess(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	die := func() {
+		_ = self.Kill()
+		select {} // no further, not even by another goroutine's mercy
+	}
+	begun := -1
+	stages := map[string]struct {
+		stop   func(out string) ExecuteOptions // ends the run
+		killed bool
+		left   string // as checkFinalNames says
+		temp   string // a temporary file that is left
+		shards int
+	}{
+		"reading":                 {func(string) ExecuteOptions { return ExecuteOptions{Shard: func(string, bool) { die() }} }, true, "first shard", "", 0},
+		"writing the first shard": {func(string) ExecuteOptions { return ExecuteOptions{Threads: 1, Progress: func(int64) { die() }} }, true, "first shard", p.Shards[0].Name + ".tmp", 0},
+		"writing a later shard": {func(string) ExecuteOptions {
+			return ExecuteOptions{Threads: 1, Shard: func(string, bool) { begun++ }, Progress: func(int64) {
+				if begun == 3 {
+					die()
+				}
+			}}
+		}, true, "some shards", p.Shards[3].Name + ".tmp", 3},
+		"between shards": {func(string) ExecuteOptions {
+			return ExecuteOptions{Shard: func(string, bool) {
+				if begun++; begun == 2 {
+					die()
+				}
+			}}
+		}, true, "some shards", "", 2},
+		"before a shard is recorded": {blocked(t, p, 1, ManifestName), false, "some shards", "", 2},
+		"before the small files":     {blocked(t, p, last, "config.json"), false, "some shards", "", last + 1},
+		"before the index":           {blocked(t, p, last, indexName), false, "some shards", "", last + 1},
+	}
+	if name := os.Getenv("QUANTIZE_TEST_STAGE"); name != "" {
+		out := os.Getenv("QUANTIZE_TEST_OUT")
+		execute(t, p, out, stages[name].stop(out))
+		return
+	}
+	ref := outDir(t)
+	execute(t, p, ref, ExecuteOptions{})
+	want := files(t, ref)
+	for name, stage := range stages {
+		t.Run(name, func(t *testing.T) {
+			out := outDir(t)
+			if stage.killed {
+				cmd := exec.Command(os.Args[0], "-test.run=^TestE1KilledAtEveryStage$")
+				cmd.Env = append(os.Environ(), "QUANTIZE_TEST_OUT="+out, "QUANTIZE_TEST_STAGE="+name)
+				if text, err := cmd.CombinedOutput(); err == nil || cmd.ProcessState.String() != "signal: killed" {
+					t.Fatalf("child: %v\n%s", err, text)
+				}
+			} else {
+				if _, err := Execute(t.Context(), p, out, stage.stop(out)); err == nil {
+					t.Fatal("nothing stopped the run")
+				}
+				for _, blocker := range []string{ManifestName, "config.json", indexName} {
+					if err := os.RemoveAll(filepath.Join(out, blocker+".tmp")); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if left := checkFinalNames(t, out, want); left != stage.left {
+				t.Errorf("left %q, want %q", left, stage.left)
+			}
+			shards, temps := 0, []string{}
+			for name := range files(t, out) {
+				switch filepath.Ext(name) {
+				case ".safetensors":
+					shards++
+				case ".tmp":
+					temps = append(temps, name)
+				}
+			}
+			if shards != stage.shards || strings.Join(temps, " ") != stage.temp {
+				t.Errorf("%d shards and %v are left, want %d and %q", shards, temps, stage.shards, stage.temp)
+			}
+			execute(t, p, out, ExecuteOptions{})
+			sameFiles(t, files(t, out), want)
+		})
+	}
+}
+
+// blocked makes a run fail where it writes a file after a shard has begun: a
+// directory that cannot be removed has the temporary file's name.
+func blocked(t *testing.T, p *Plan, shard int, name string) func(out string) ExecuteOptions {
+	return func(out string) ExecuteOptions {
+		return ExecuteOptions{Shard: func(begun string, _ bool) {
+			if begun == p.Shards[shard].Name {
+				if err := os.MkdirAll(filepath.Join(out, name+".tmp", "x"), 0o755); err != nil {
+					t.Error(err)
+				}
+			}
+		}}
+	}
+}
+
 // killedChild converts and is killed a while after some thousandths of what
 // was left to do.
 func killedChild(t *testing.T, out string) {
