@@ -41,6 +41,18 @@ func gpus(t *testing.T, run func(t *testing.T, open func() Device)) {
 	}
 }
 
+// moreGPUs also takes devices that no driver opens.
+func moreGPUs(t *testing.T, run func(t *testing.T, open func() Device)) {
+	t.Helper()
+	gpus(t, run)
+	for name, open := range moreDevices {
+		t.Run(name, func(t *testing.T) { run(t, func() Device { return open(t) }) })
+	}
+}
+
+// moreDevices are an emulator for each thing that Apple's devices lack.
+var moreDevices = map[string]func(t testing.TB) Device{}
+
 // twin runs the same commands on a backend and on the CPU, from the same
 // content of every buffer.
 type twin struct {
@@ -211,13 +223,13 @@ func testSpecs() (specs []format.Spec) {
 	return specs
 }
 
-func TestMatMul(t *testing.T) { gpus(t, testMatMul) }
+func TestMatMul(t *testing.T) { moreGPUs(t, testMatMul) }
 
 func testMatMul(t *testing.T, open func() Device) {
 	for _, s := range testSpecs() {
 		t.Run(s.Name(), func(t *testing.T) {
 			w := newTwin(t, open())
-			for _, dims := range [][2]int{{1, 1}, {3, 2}, {5, 63}, {17, 64}, {4, 65}, {33, 100}, {7, 192}, {150, 256}, {20, 576}, {3, 1000}} {
+			for _, dims := range [][2]int{{1, 1}, {3, 2}, {5, 63}, {17, 64}, {4, 65}, {33, 100}, {7, 192}, {150, 256}, {20, 576}, {3, 1000}, {5, 1056}, {9, 2304}} {
 				s.Rows, s.Cols = dims[0], dims[1]
 				m, n := w.load(s), w.load(s)
 				x := w.alloc(19, s.Cols+3, runtime.Float)
@@ -231,6 +243,36 @@ func testMatMul(t *testing.T, open func() Device) {
 				}
 			}
 		})
+	}
+}
+
+// TestOddFP8: codes that are no numbers, and scales at the ends of their range.
+func TestOddFP8(t *testing.T) { moreGPUs(t, testOddFP8) }
+
+func testOddFP8(t *testing.T, open func() Device) {
+	w := newTwin(t, open())
+	s := format.Spec{Format: format.FP8, Rows: 300, Cols: 1280}
+	m := w.matrix(s)
+	for _, i := range []int{5, 40*s.Cols + 700, 299*s.Cols + 1279} {
+		m.W[i] = 0x7F | byte(i)<<7
+	}
+	for i, v := range []float32{2e36, 1e-38, 1e-42, -3e38, 0} {
+		m.S[2*i] = v
+	}
+	g, err := w.gpu.Load(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := w.cpu.Load(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, y := w.alloc(5, s.Cols, runtime.Float), w.alloc(5, s.Rows, runtime.Float)
+	op := func(m runtime.Weight) []runtime.Op {
+		return []runtime.Op{runtime.MatMul{X: x.All(), W: []runtime.Weight{m}, Y: []runtime.View{y.All()}}}
+	}
+	for _, n := range []int{1, 5} {
+		w.run("odd", op(g), op(c), runtime.Batch{S: n})
 	}
 }
 
@@ -296,6 +338,8 @@ func testAttention(t *testing.T, open func() Device) {
 		t.Run(s.Name(), func(t *testing.T) {
 			w := newTwin(t, open())
 			for _, d := range []struct{ heads, nope, rope, value, kvl, topk, ctx int }{{2, 24, 16, 32, 64, 12, 64}, {9, 5, 4, 7, 97, 0, 600}, {3, 16, 8, 20, 128, 70, 700}} {
+				scale := map[int]float32{12: 0.2, 0: 0.01, 70: 1e-7}[d.topk] // so that one score, some or all count
+
 				s.Rows, s.Cols = d.heads*(d.nope+d.value), d.kvl
 				kvb := w.load(s)
 				const rows = 11
@@ -305,7 +349,7 @@ func testAttention(t *testing.T, open func() Device) {
 				keys, sel := w.alloc(d.ctx, 20, runtime.Float), w.alloc(rows, max(d.topk, 1), runtime.Int)
 				op := func(kvb runtime.Weight) (ops []runtime.Op) {
 					m := runtime.MLA{Q: q.All(), QRope: qr.All(), Y: y.All(), Cache: cache, KVB: kvb, Heads: d.heads, QWidth: d.nope + 3, Nope: d.nope,
-						Rope: d.rope, Value: d.value, KVLoRA: d.kvl, Scale: 0.2}
+						Rope: d.rope, Value: d.value, KVLoRA: d.kvl, Scale: scale}
 					if d.topk > 0 {
 						m.Select = &sel
 						ops = append(ops, runtime.Index{Q: iq.All(), HeadWeight: iw.All(), Keys: keys, Heads: 3, Dim: 20, Scale: 0.22, HeadScale: 0.5, Select: sel})
@@ -361,7 +405,7 @@ func testRoute(t *testing.T, open func() Device) {
 
 // TestExperts: every format by itself, and blocks whose experts differ in
 // format and group size.
-func TestExperts(t *testing.T) { gpus(t, testExperts) }
+func TestExperts(t *testing.T) { moreGPUs(t, testExperts) }
 
 func testExperts(t *testing.T, open func() Device) {
 	all := testSpecs()

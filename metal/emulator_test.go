@@ -42,6 +42,8 @@ func emulator(t testing.TB, o EmulatorOptions) Device {
 	return d
 }
 
+func init() { moreDevices["emulator with dots"] = emulatorWithDots }
+
 // emulatorWithDots claims the instructions that NVIDIA's devices have.
 func emulatorWithDots(t testing.TB) Device {
 	t.Helper()

@@ -32,9 +32,9 @@ func devices(t *testing.T, run func(t *testing.T, d Device)) {
 				runAndClose(t, d, run)
 			})
 		}
-		if dr.Emulated && err == nil {
-			t.Run(dr.Name+" with dots", func(t *testing.T) { runAndClose(t, emulatorWithDots(t), run) })
-		}
+	}
+	for name, open := range moreDevices {
+		t.Run(name, func(t *testing.T) { runAndClose(t, open(t), run) })
 	}
 }
 
