@@ -1,6 +1,9 @@
 package runtime
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // pace finds out by the clock whether drafts save time: windows of passes with
 // and without them take turns, and the better kind gets the longer ones. It
@@ -12,9 +15,9 @@ type pace struct {
 	pays   bool // the last one did
 	wait   int  // passes until the next try, if it did not
 
-	tokens int // of the window
-	took   time.Duration
-	plain  float64 // seconds a token of the last window without drafts
+	tokens, passes int                      // of the window
+	took           [paceProbe]time.Duration // by its last passes
+	plain          float64                  // seconds a token of the last window without drafts
 }
 
 // Passes of a window.
@@ -29,11 +32,13 @@ func newPace() pace { return pace{left: paceProbe, wait: paceWait} }
 
 func (p *pace) ran(tokens int, took time.Duration) {
 	p.tokens += tokens
-	p.took += took
+	p.took[p.passes%paceProbe] = took
+	p.passes++
 	if p.left--; p.left > 0 {
 		return
 	}
-	cost := p.took.Seconds() / float64(p.tokens)
+	slices.Sort(p.took[:]) // the median: other programs' load is not the drafts' cost
+	cost := p.took[paceProbe/2].Seconds() * float64(p.passes) / float64(p.tokens)
 	switch {
 	case !p.drafts:
 		p.plain = cost
@@ -49,5 +54,5 @@ func (p *pace) ran(tokens int, took time.Duration) {
 	}
 	p.tried = p.tried || p.drafts
 	p.drafts = !p.drafts
-	p.tokens, p.took = 0, 0
+	p.tokens, p.passes = 0, 0
 }
