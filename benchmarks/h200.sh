@@ -34,7 +34,7 @@ speed)
 		read -r preset format <<<"$m"
 		dir=$work/$preset-${format%%/*}
 		"$bin/mkrandom" -preset "$preset" -format "$format" "$dir"
-		"$bin/run" bench "$dir" --backend cuda --require-gpu -p 512 -n 64 -d 0,4096 -r 3 --chunk 512 -o csv -q | tee "$out/$preset-${format%%/*}.csv"
+		"$bin/run" bench "$dir" --backend cuda --require-gpu -p 512 -n 64 -d 0,4096 -r 3 --chunk 512 -o csv -q | sed "s#$work/##" | tee "$out/$preset-${format%%/*}.csv"
 	done
 	;;
 sanitize)
