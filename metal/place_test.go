@@ -54,7 +54,7 @@ func TestPredictedIsCountedForEveryTensor(t *testing.T) {
 		{name: "small buffers", limits: &tight, off: true},
 		{name: "switches", disable: []string{"gpu-experts", "fused-attention"}, off: true},
 	}
-	for _, f := range []string{"int8-row", "int4-row", "int4-grouped/64", "int4-grouped/16", "fp8-e4m3-b128", "int3-g64"} {
+	for _, f := range []string{"int8-row", "int4-row", "int4-grouped/64", "int4-grouped/128", "int4-grouped/16", "fp8-e4m3-b128", "int3-g64"} {
 		flags := kvb(f)
 		cases = append(cases, cases[0])
 		cases[len(cases)-1].name, cases[len(cases)-1].flags = "kv_b "+f, &flags
