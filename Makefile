@@ -16,7 +16,7 @@ PLATFORMS := darwin/arm64 darwin/amd64 linux/arm64 windows/amd64
 
 build: ## the commands, in ./bin
 	@mkdir -p bin
-	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./...
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
 test: ## every test of this machine, and the kernels as arm64
 	$(TEST) ./... 2>&1 | $(QUIET)

@@ -188,9 +188,9 @@ func Require(notices []Notice) error {
 	if len(notices) == 0 {
 		return nil
 	}
-	lines := make([]string, len(notices))
-	for i, n := range notices {
-		lines[i] = n.Text
+	var problems format.Problems
+	for _, n := range notices {
+		problems = append(problems, &format.Error{Kind: format.ErrUnsupported, What: "--require-gpu: " + n.Text})
 	}
-	return &format.Error{Kind: format.ErrUnsupported, What: "--require-gpu: not everything runs on the GPU:\n  " + strings.Join(lines, "\n  ")}
+	return problems.Err()
 }
