@@ -5,16 +5,21 @@ import "hawkmoth/runtime/kernel"
 const (
 	// tokenBlock is how many tokens share a decoded head of kv_b.
 	tokenBlock = 8
+	// headGroup is how many heads of a token share the reading of a latent.
+	headGroup = 4
+	// fewChunks of latents stay in a cache near a processor.
+	fewChunks = 4
 	// sweepFloats bounds the scores and partial contexts that a sweep holds.
 	sweepFloats = 16 << 20
 )
 
-// mlaTask runs attention in one of three orders, which give the same bits. By
+// mlaTask runs attention in one of four orders, which give the same bits. By
 // heads: an item is a head and a block of tokens, from the query to the value;
-// the head's rows of kv_b are decoded once for the block. By sweeps over chunks
-// of positions, for few tokens over a long cache, or over tokens, where they
-// select their positions: an item does all heads, so that a latent is brought
-// from memory, or gathered, once for all of them.
+// the head's rows of kv_b are decoded once for the block. By groups of heads,
+// for few tokens over a short cache: an item is a token and some heads. By
+// sweeps over chunks of positions, for few tokens over a long cache, or over
+// tokens, where they select their positions: an item does all heads, so that a
+// latent is brought from memory, or gathered, once for all of them.
 type mlaTask struct {
 	c      *CPU
 	op     MLA
@@ -34,6 +39,7 @@ type sweep uint8
 
 const (
 	byHeads sweep = iota
+	byGroups
 	sweepAbsorb
 	sweepScore
 	sweepSoftmax
@@ -60,7 +66,12 @@ func (c *CPU) runMLA(op MLA, b Batch) {
 		grow(&t.query, rows*(op.KVLoRA+op.Rope))
 		grow(&t.parts, rows*op.KVLoRA)
 		t.phases(phase{sweepAbsorb, op.Heads}, phase{sweepToken, b.S}, phase{sweepValue, op.Heads})
-	case b.S >= tokenBlock || t.chunks < 2 || rows*(t.stride+t.chunks*op.KVLoRA) > sweepFloats:
+	case b.S < tokenBlock && t.chunks < fewChunks:
+		t.parted, t.blocks = 1, blocks(op.Heads, headGroup)
+		grow(&t.query, rows*(op.KVLoRA+op.Rope))
+		grow(&t.parts, rows*op.KVLoRA)
+		t.phases(phase{byGroups, b.S * t.blocks})
+	case b.S >= tokenBlock || rows*(t.stride+t.chunks*op.KVLoRA) > sweepFloats:
 		t.blocks = blocks(b.S, tokenBlock)
 		t.phases(phase{byHeads, op.Heads * t.blocks})
 	default:
@@ -83,17 +94,18 @@ func (t *mlaTask) run(s *cpuScratch, item int) {
 	switch t.sweep {
 	case byHeads:
 		t.head(s, item/t.blocks, item%t.blocks*tokenBlock)
+	case byGroups:
+		t.group(s, item/t.blocks, item%t.blocks*headGroup)
 	case sweepAbsorb:
-		_, width := t.cache()
-		t.absorb(s, item, 0, t.b.S, t.query[item*width:], t.op.Heads*width)
+		t.absorbHead(s, item, 0, t.b.S)
 	case sweepScore, sweepLatent:
 		t.chunk(s, item)
 	case sweepSoftmax:
 		kernel.Softmax(t.row(item))
 	case sweepToken:
-		t.token(s, item)
+		t.token(s, item, 0, t.op.Heads)
 	case sweepValue:
-		t.sum(s, item)
+		t.sum(s, item, 0, t.b.S)
 	}
 }
 
@@ -131,6 +143,24 @@ func (t *mlaTask) absorb(s *cpuScratch, head, first, n int, dst []float32, strid
 		s.rows = append(s.rows, t.c.row(op.Q, t.b, first+i)[head*op.QWidth:][:op.Nope])
 	}
 	kernel.QAbsBatch(s.outs, s.rows, t.kvb.m, head*(op.Nope+op.Value), &s.Scratch)
+}
+
+// absorbHead makes a head's queries of n tokens in t.query.
+func (t *mlaTask) absorbHead(s *cpuScratch, head, first, n int) {
+	_, width := t.cache()
+	t.absorb(s, head, first, n, t.query[(first*t.op.Heads+head)*width:], t.op.Heads*width)
+}
+
+// group is attention of one token for up to headGroup heads.
+func (t *mlaTask) group(s *cpuScratch, i, lo int) {
+	hi := min(lo+headGroup, t.op.Heads)
+	for h := lo; h < hi; h++ {
+		t.absorbHead(s, h, i, 1)
+	}
+	t.token(s, i, lo, hi)
+	for h := lo; h < hi; h++ {
+		t.sum(s, h, i, 1)
+	}
 }
 
 // head is attention of one head for a block of tokens. Without a selection the
@@ -210,16 +240,17 @@ func (t *mlaTask) chunk(s *cpuScratch, chunk int) {
 	}
 }
 
-// token is the scores, the softmax and the context of one token for all heads.
-func (t *mlaTask) token(s *cpuScratch, i int) {
+// token is the scores, the softmax and the context of one token for the heads
+// from lo up to hi.
+func (t *mlaTask) token(s *cpuScratch, i, lo, hi int) {
 	op := &t.op
 	cache, width := t.cache()
 	n, chosen := t.positions(i)
-	grow(&s.scores, op.Heads*n)
+	grow(&s.scores, (hi-lo)*n)
 	s.queries, s.lists, s.outs = s.queries[:0], s.lists[:0], s.outs[:0]
-	for h := range op.Heads {
+	for h := lo; h < hi; h++ {
 		s.queries = append(s.queries, t.query[(i*op.Heads+h)*width:][:width])
-		s.lists = append(s.lists, s.scores[h*n:][:n])
+		s.lists = append(s.lists, s.scores[(h-lo)*n:][:n])
 		s.outs = append(s.outs, t.part(0, i*op.Heads+h))
 	}
 	kernel.ScoreBatch(s.lists, s.queries, cache, width, chosen, op.Scale)
@@ -233,17 +264,18 @@ func (t *mlaTask) part(chunk, row int) []float32 {
 	return t.parts[(chunk*t.b.S*t.op.Heads+row)*t.op.KVLoRA:][:t.op.KVLoRA]
 }
 
-// sum adds a head's parts in increasing order and goes on to the value.
-func (t *mlaTask) sum(s *cpuScratch, head int) {
+// sum adds a head's parts in increasing order and goes on to the value, for n
+// tokens.
+func (t *mlaTask) sum(s *cpuScratch, head, first, n int) {
 	op := &t.op
-	grow(&s.latents, t.b.S*op.KVLoRA)
+	grow(&s.latents, n*op.KVLoRA)
 	clear(s.latents)
-	for i := range t.b.S {
+	for i := range n {
 		for chunk := range t.parted {
-			kernel.Add(s.latents[i*op.KVLoRA:][:op.KVLoRA], t.part(chunk, i*op.Heads+head))
+			kernel.Add(s.latents[i*op.KVLoRA:][:op.KVLoRA], t.part(chunk, (first+i)*op.Heads+head))
 		}
 	}
-	t.value(s, head, 0, t.b.S)
+	t.value(s, head, first, n)
 }
 
 // value turns the latents in s into the head's output for n tokens.

@@ -227,6 +227,25 @@ func decodeInt4Vec(dst *float32, codes *byte, blocks int, scale *float32, each i
 	}
 }
 
+func absorbFor(s format.Spec) absorbKernel {
+	if active < avx512 {
+		return nil
+	}
+	switch {
+	case s.Format == format.Int8Row:
+		return absorbInt8AVX512
+	case s.Format == format.BF16:
+		return absorbBF16AVX512
+	case s.Format == format.Int4Row, s.Format == format.Int4Grouped && s.Group%absorbColumns == 0:
+		return absorbInt4AVX512
+	case s.Format == format.Int4Grouped && s.Group == 64:
+		return absorbInt4G64AVX512
+	case s.Format == format.Int4Grouped && s.Group == 128:
+		return absorbInt4G128AVX512
+	}
+	return nil
+}
+
 func widenVec(id format.ID, dst *float32, codes *byte, sixteens int, scale *float32) {
 	switch wide := active >= avx512; {
 	case id == format.BF16 && wide:

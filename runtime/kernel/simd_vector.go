@@ -422,6 +422,9 @@ func qabsSIMD(dst, q [][]float32, m quantize.Matrix, rowStart int, tmp *Scratch)
 	if active == plain {
 		return false
 	}
+	if len(q) < absorbQueries && absorbRows(dst, q, m, rowStart) {
+		return true
+	}
 	for _, d := range dst {
 		clear(d)
 	}

@@ -148,3 +148,28 @@ func decodeInt8AVX2(dst *float32, codes *byte, blocks int, scale *float32)
 //
 //go:noescape
 func decodeInt4AVX2(dst *float32, codes *byte, blocks int, scale *float32, each int)
+
+// absorbInt4AVX512 sets acc[256] to Σ q[r] times row r of n, fused, in order; rows of codes and scales are stride and scaleStride bytes apart.
+//
+//go:noescape
+func absorbInt4AVX512(acc *float32, q *float32, n int, codes *byte, stride int, scale *float32, scaleStride int)
+
+// absorbInt4G64AVX512 sets acc[256] to Σ q[r] times row r of n, fused, in order; rows of codes and scales are stride and scaleStride bytes apart.
+//
+//go:noescape
+func absorbInt4G64AVX512(acc *float32, q *float32, n int, codes *byte, stride int, scale *float32, scaleStride int)
+
+// absorbInt4G128AVX512 sets acc[256] to Σ q[r] times row r of n, fused, in order; rows of codes and scales are stride and scaleStride bytes apart.
+//
+//go:noescape
+func absorbInt4G128AVX512(acc *float32, q *float32, n int, codes *byte, stride int, scale *float32, scaleStride int)
+
+// absorbInt8AVX512 sets acc[256] to Σ q[r] times row r of n, fused, in order; rows of codes and scales are stride and scaleStride bytes apart.
+//
+//go:noescape
+func absorbInt8AVX512(acc *float32, q *float32, n int, codes *byte, stride int, scale *float32, scaleStride int)
+
+// absorbBF16AVX512 sets acc[256] to Σ q[r] times row r of n, fused, in order; rows of codes and scales are stride and scaleStride bytes apart.
+//
+//go:noescape
+func absorbBF16AVX512(acc *float32, q *float32, n int, codes *byte, stride int, scale *float32, scaleStride int)

@@ -217,6 +217,7 @@ func vectorFamily() {
 		countAtLeast(v)
 		decode(v)
 	}
+	absorbFamily()
 }
 
 func addTo(v *width) {
