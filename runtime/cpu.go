@@ -201,16 +201,19 @@ func (c *CPU) row(v View, b Batch, i int) []float32 {
 
 func (c *CPU) intRow(v Vec, i int) []int32 { return c.ints[v.ID][i*v.Width:][:v.Width:v.Width] }
 
-// rowBlock is how many of a matrix's rows a thread takes at a time: about 64 K
-// weights, and more for many tokens, which the kernels arrange anew for every
-// block, if all threads still have several.
-func (c *CPU) rowBlock(rows, cols, tokens int) int {
-	step := max(1, min(256, 65536/max(cols, 1)))
-	if tokens >= 16 {
-		step = max(step, min(4*step, rows/(4*c.Threads()))&^31)
+// rowBlock is how many of a matrix's rows a thread takes at a time: about 32 KiB
+// for few tokens; about 64 K weights for many, or more, since the kernels
+// arrange every block anew, if all threads still have several.
+func (c *CPU) rowBlock(m format.Spec, rows, tokens int) int {
+	if tokens < 16 {
+		return min(256, max(rowTile, 32768/max(1, m.RowBytes())&^(rowTile-1)))
 	}
-	return step
+	step := max(1, min(256, 65536/max(1, m.Cols)))
+	return max(step, min(4*step, rows/(4*c.Threads()))&^31)
 }
+
+// rowTile is how many rows the kernels take at a time at most.
+const rowTile = 4
 
 // blocks is how many pieces of step n has.
 func blocks(n, step int) int { return (n + step - 1) / step }
@@ -339,7 +342,7 @@ func (c *CPU) runMatMul(op MatMul, b Batch) {
 		if bits := kernel.ActivationBits(s.Format); bits > 0 && t.acts[bits/12] == nil {
 			t.acts[bits/12] = c.activations(s.Format, op.X, b)
 		}
-		items += blocks(s.Rows, c.rowBlock(s.Rows, s.Cols, b.S))
+		items += blocks(s.Rows, c.rowBlock(s, s.Rows, b.S))
 	}
 	c.do(items, t)
 }
@@ -347,7 +350,7 @@ func (c *CPU) runMatMul(op MatMul, b Batch) {
 func (t *matmulTask) run(s *cpuScratch, item int) {
 	for i, weight := range t.op.W {
 		w := weight.(*cpuWeight)
-		step := t.c.rowBlock(w.m.Rows, w.m.Cols, t.b.S)
+		step := t.c.rowBlock(w.m.Spec, w.m.Rows, t.b.S)
 		if n := blocks(w.m.Rows, step); item >= n {
 			item -= n
 			continue

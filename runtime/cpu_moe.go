@@ -1,6 +1,9 @@
 package runtime
 
-import "hawkmoth/runtime/kernel"
+import (
+	"hawkmoth/format"
+	"hawkmoth/runtime/kernel"
+)
 
 // moeTask runs the routed experts in sweeps over the pairs of a token and one
 // of its experts, ordered by expert, then token: gate and up, the gating, down,
@@ -49,19 +52,20 @@ func (c *CPU) runExperts(op Experts, b Batch) {
 	t.roundInput()
 	c.prof.Experts += len(t.starts) - 1
 
-	t.begin(moeGateUp, t.width, t.hidden)
+	t.begin(moeGateUp, op.Expert[t.pairs[0].expert].Gate.Spec())
 	t.sweep = moeGating
 	c.do(n, t)
-	t.begin(moeDown, t.hidden, t.width)
+	t.begin(moeDown, op.Expert[t.pairs[0].expert].Down.Spec())
 	t.sweep = moeSum
 	c.do(b.S, t)
 }
 
-// begin runs a sweep over blocks of the rows of every chosen expert.
-func (t *moeTask) begin(sweep moeSweep, rows, cols int) {
+// begin runs a sweep over blocks of the rows of every chosen expert; the first
+// says how many make a block.
+func (t *moeTask) begin(sweep moeSweep, first format.Spec) {
 	experts := len(t.starts) - 1
-	t.sweep, t.step = sweep, t.c.rowBlock(experts*rows, cols, len(t.pairs)/experts)
-	t.blocks = blocks(rows, t.step)
+	t.sweep, t.step = sweep, t.c.rowBlock(first, experts*first.Rows, len(t.pairs)/experts)
+	t.blocks = blocks(first.Rows, t.step)
 	t.c.do(experts*t.blocks, t)
 }
 

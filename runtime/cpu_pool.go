@@ -11,32 +11,52 @@ type task interface {
 }
 
 // pool hands the items of one task at a time to threads that spin briefly for
-// the next task and then sleep. Nobody waits for a thread that has not begun an
-// item, so a thread that the system took away costs its share only.
+// the next task and then sleep. Every thread has a range of the items, which it
+// takes in order, so that what follows an item in memory, and is asked for
+// ahead, is its own next one. Who has none left takes the last of another's:
+// nobody waits for a thread that has not begun an item, so a thread that the
+// system took away costs its share only.
 type pool struct {
 	work    []cpuScratch // one a thread; the caller's is the first
-	task    task         // of the ticket's items; changes only while none is open
-	ticket  atomic.Uint64
+	task    task         // changes only while no item is open
+	ranges  []itemRange  // by thread
+	epoch   atomic.Uint64
 	left    atomic.Int64 // items that are not finished
 	asleep  []atomic.Bool
 	wake    []chan struct{}
 	closing atomic.Bool
 }
 
-// A ticket is the number of a task, how many items it has and which is next.
-// Whoever takes an item learns all three in one step, so that no late thread
-// can take an item of a task that is over.
-const (
-	ticketBits = 22
-	ticketMask = 1<<ticketBits - 1
-	maxItems   = ticketMask - 4096 // room for every thread's last, empty look
-)
+// itemRange is the items that a thread has left, next in the upper half, end in
+// the lower; a cache line of its own.
+type itemRange struct {
+	word atomic.Uint64
+	_    [56]byte
+}
+
+// take removes the first item, or the last.
+func (r *itemRange) take(last bool) (item int, ok bool) {
+	for {
+		w := r.word.Load()
+		next, end := uint32(w>>32), uint32(w)
+		if next >= end {
+			return 0, false
+		}
+		taken, rest := next, w+1<<32
+		if last {
+			taken, rest = end-1, w-1
+		}
+		if r.word.CompareAndSwap(w, rest) {
+			return int(taken), true
+		}
+	}
+}
 
 // spins is how often a thread looks for work before it sleeps, some 50 µs.
-const spins = 20000
+const spins = 100000
 
 func newPool(threads int) *pool {
-	p := &pool{work: make([]cpuScratch, threads), asleep: make([]atomic.Bool, threads), wake: make([]chan struct{}, threads)}
+	p := &pool{work: make([]cpuScratch, threads), ranges: make([]itemRange, threads), asleep: make([]atomic.Bool, threads), wake: make([]chan struct{}, threads)}
 	for t := 1; t < threads; t++ {
 		p.wake[t] = make(chan struct{}, 1)
 		go p.loop(t)
@@ -61,34 +81,19 @@ func (p *pool) do(n int, t task) {
 		}
 		return
 	}
-	for first := 0; first < n; first += maxItems {
-		if n > maxItems {
-			p.share(min(maxItems, n-first), offset{t, first})
-		} else {
-			p.share(n, t)
-		}
-	}
-}
-
-// offset is a part of a task with more items than a ticket counts.
-type offset struct {
-	task
-	first int
-}
-
-func (o offset) run(s *cpuScratch, item int) { o.task.run(s, o.first+item) }
-
-func (p *pool) share(n int, t task) {
 	p.task = t
 	p.left.Store(int64(n))
-	number := p.ticket.Load()>>(2*ticketBits) + 1
-	p.ticket.Store(number<<(2*ticketBits) | uint64(n)<<ticketBits)
-	for w := 1; w < min(len(p.work), n); w++ {
-		if p.asleep[w].Swap(false) {
+	threads := len(p.work)
+	for w := range p.ranges {
+		p.ranges[w].word.Store(uint64(w*n/threads)<<32 | uint64((w+1)*n/threads))
+	}
+	p.epoch.Add(1)
+	for w := 1; w < threads; w++ {
+		if p.asleep[w].Load() && p.asleep[w].Swap(false) {
 			p.wake[w] <- struct{}{}
 		}
 	}
-	p.help(&p.work[0])
+	p.help(0)
 	for i := 0; p.left.Load() > 0; i++ {
 		if i > spins {
 			goruntime.Gosched()
@@ -96,36 +101,38 @@ func (p *pool) share(n int, t task) {
 	}
 }
 
-// help takes items until there are none left.
-func (p *pool) help(s *cpuScratch) (did bool) {
-	for {
-		t := p.ticket.Load()
-		if t&ticketMask >= t>>ticketBits&ticketMask {
-			return did
+// help runs a thread's own items, then others', until there are none left.
+func (p *pool) help(thread int) {
+	s, done := &p.work[thread], 0
+	for i := range p.ranges {
+		r := &p.ranges[(thread+i)%len(p.ranges)]
+		for {
+			item, ok := r.take(i > 0)
+			if !ok {
+				break
+			}
+			p.task.run(s, item)
+			done++
 		}
-		t = p.ticket.Add(1) - 1
-		if t&ticketMask >= t>>ticketBits&ticketMask {
-			return did
-		}
-		p.task.run(s, int(t&ticketMask))
-		p.left.Add(-1)
-		did = true
+	}
+	if done > 0 {
+		p.left.Add(-int64(done))
 	}
 }
 
 func (p *pool) loop(thread int) {
-	s := &p.work[thread]
+	var seen uint64
 	for {
 		for i := 0; i < spins; i++ {
-			if p.help(s) {
+			if epoch := p.epoch.Load(); epoch != seen {
+				seen = epoch
+				p.help(thread)
 				i = 0
 			}
 		}
 		p.asleep[thread].Store(true)
-		if p.help(s) { // a task came in between
-			if p.asleep[thread].Swap(false) {
-				continue
-			}
+		if p.epoch.Load() != seen && p.asleep[thread].Swap(false) {
+			continue // a task came in between
 		}
 		if _, open := <-p.wake[thread]; !open {
 			return
