@@ -144,51 +144,50 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1 (DI)
-	PREFETCHT1 64(DI)
-	PREFETCHT1 128(DI)
-	PREFETCHT1 192(DI)
-	PREFETCHT1 256(DI)
-	PREFETCHT1 320(DI)
-	PREFETCHT1 384(DI)
-	PREFETCHT1 448(DI)
-	ADDQ       $0x00000200, DI
 	MOVQ       (AX), R8
 	ADDQ       CX, R8
+	PREFETCHT1 (DI)
 	VMOVDQU32  (R8), Z20
 	VPANDD     Z29, Z20, Z0
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z1
+	PREFETCHT1 64(DI)
 	VMOVDQU32  64(R8), Z20
 	VPANDD     Z29, Z20, Z2
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z3
 	MOVQ       8(AX), R8
 	ADDQ       CX, R8
+	PREFETCHT1 128(DI)
 	VMOVDQU32  (R8), Z20
 	VPANDD     Z29, Z20, Z4
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z5
+	PREFETCHT1 192(DI)
 	VMOVDQU32  64(R8), Z20
 	VPANDD     Z29, Z20, Z6
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z7
 	MOVQ       16(AX), R8
 	ADDQ       CX, R8
+	PREFETCHT1 256(DI)
 	VMOVDQU32  (R8), Z20
 	VPANDD     Z29, Z20, Z8
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z9
+	PREFETCHT1 320(DI)
 	VMOVDQU32  64(R8), Z20
 	VPANDD     Z29, Z20, Z10
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z11
 	MOVQ       24(AX), R8
 	ADDQ       CX, R8
+	PREFETCHT1 384(DI)
 	VMOVDQU32  (R8), Z20
 	VPANDD     Z29, Z20, Z12
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z13
+	PREFETCHT1 448(DI)
 	VMOVDQU32  64(R8), Z20
 	VPANDD     Z29, Z20, Z14
 	VPSRLD     $0x04, Z20, Z20
@@ -256,6 +255,7 @@ vector:
 	ADDQ            $0x40, R9
 	DECQ            R10
 	JNZ             vector
+	ADDQ            $0x00000200, DI
 	ADDQ            $0x00000080, CX
 	ADDQ            $0x00000100, BX
 	ADDQ            $0x10, SI
@@ -447,15 +447,6 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1   (R8)
-	PREFETCHT1   64(R8)
-	PREFETCHT1   128(R8)
-	PREFETCHT1   192(R8)
-	PREFETCHT1   256(R8)
-	PREFETCHT1   320(R8)
-	PREFETCHT1   384(R8)
-	PREFETCHT1   448(R8)
-	ADDQ         $0x00000200, R8
 	PREFETCHT1   (R9)
 	PREFETCHT1   64(R9)
 	ADDQ         $0x00000080, R9
@@ -463,40 +454,48 @@ quad:
 	VPBROADCASTD R10, Z29
 	MOVQ         (AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   (R8)
 	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z0
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z1
+	PREFETCHT1   64(R8)
 	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z2
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z3
 	MOVQ         8(AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   128(R8)
 	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z4
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z5
+	PREFETCHT1   192(R8)
 	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z6
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z7
 	MOVQ         16(AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   256(R8)
 	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z8
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z9
+	PREFETCHT1   320(R8)
 	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z10
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z11
 	MOVQ         24(AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   384(R8)
 	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z12
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z13
+	PREFETCHT1   448(R8)
 	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z14
 	VPSRLD       $0x04, Z20, Z20
@@ -589,6 +588,7 @@ vector:
 	ADDQ            $0x40, R11
 	DECQ            R12
 	JNZ             vector
+	ADDQ            $0x00000200, R8
 	ADDQ            $0x00000080, CX
 	ADDQ            $0x20, DX
 	ADDQ            $0x00000100, BX
@@ -808,53 +808,52 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1   (R8)
-	PREFETCHT1   64(R8)
-	PREFETCHT1   128(R8)
-	PREFETCHT1   192(R8)
-	PREFETCHT1   256(R8)
-	PREFETCHT1   320(R8)
-	PREFETCHT1   384(R8)
-	PREFETCHT1   448(R8)
-	ADDQ         $0x00000200, R8
 	PREFETCHT1   (R9)
 	ADDQ         $0x00000040, R9
 	MOVQ         (AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   (R8)
 	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z0
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z1
+	PREFETCHT1   64(R8)
 	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z2
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z3
 	MOVQ         8(AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   128(R8)
 	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z4
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z5
+	PREFETCHT1   192(R8)
 	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z6
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z7
 	MOVQ         16(AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   256(R8)
 	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z8
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z9
+	PREFETCHT1   320(R8)
 	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z10
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z11
 	MOVQ         24(AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   384(R8)
 	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z12
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z13
+	PREFETCHT1   448(R8)
 	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z14
 	VPSRLD       $0x04, Z20, Z20
@@ -931,6 +930,7 @@ vector:
 	ADDQ            $0x40, R11
 	DECQ            R12
 	JNZ             vector
+	ADDQ            $0x00000200, R8
 	ADDQ            $0x00000080, CX
 	ADDQ            $0x10, DX
 	ADDQ            $0x00000100, BX
@@ -1132,53 +1132,52 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1   (R8)
-	PREFETCHT1   64(R8)
-	PREFETCHT1   128(R8)
-	PREFETCHT1   192(R8)
-	PREFETCHT1   256(R8)
-	PREFETCHT1   320(R8)
-	PREFETCHT1   384(R8)
-	PREFETCHT1   448(R8)
-	ADDQ         $0x00000200, R8
 	PREFETCHT1   (R9)
 	ADDQ         $0x00000020, R9
 	MOVQ         (AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   (R8)
 	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z0
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z1
+	PREFETCHT1   64(R8)
 	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z2
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z3
 	MOVQ         8(AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   128(R8)
 	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z4
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z5
+	PREFETCHT1   192(R8)
 	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z6
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z7
 	MOVQ         16(AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   256(R8)
 	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z8
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z9
+	PREFETCHT1   320(R8)
 	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z10
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z11
 	MOVQ         24(AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   384(R8)
 	VMOVDQU32    (R10), Z20
 	VPANDD       Z29, Z20, Z12
 	VPSRLD       $0x04, Z20, Z20
 	VPANDD       Z29, Z20, Z13
+	PREFETCHT1   448(R8)
 	VMOVDQU32    64(R10), Z20
 	VPANDD       Z29, Z20, Z14
 	VPSRLD       $0x04, Z20, Z20
@@ -1258,6 +1257,7 @@ vector:
 	ADDQ            $0x40, R11
 	DECQ            R12
 	JNZ             vector
+	ADDQ            $0x00000200, R8
 	ADDQ            $0x00000080, CX
 	ADDQ            $0x08, DX
 	ADDQ            $0x00000100, BX
@@ -1459,53 +1459,52 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1 (R8)
-	PREFETCHT1 64(R8)
-	PREFETCHT1 128(R8)
-	PREFETCHT1 192(R8)
-	PREFETCHT1 256(R8)
-	PREFETCHT1 320(R8)
-	PREFETCHT1 384(R8)
-	PREFETCHT1 448(R8)
-	ADDQ       $0x00000200, R8
 	PREFETCHT1 (R9)
 	ADDQ       $0x00000010, R9
 	MOVQ       (AX), R10
 	ADDQ       CX, R10
+	PREFETCHT1 (R8)
 	VMOVDQU32  (R10), Z20
 	VPANDD     Z29, Z20, Z0
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z1
+	PREFETCHT1 64(R8)
 	VMOVDQU32  64(R10), Z20
 	VPANDD     Z29, Z20, Z2
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z3
 	MOVQ       8(AX), R10
 	ADDQ       CX, R10
+	PREFETCHT1 128(R8)
 	VMOVDQU32  (R10), Z20
 	VPANDD     Z29, Z20, Z4
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z5
+	PREFETCHT1 192(R8)
 	VMOVDQU32  64(R10), Z20
 	VPANDD     Z29, Z20, Z6
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z7
 	MOVQ       16(AX), R10
 	ADDQ       CX, R10
+	PREFETCHT1 256(R8)
 	VMOVDQU32  (R10), Z20
 	VPANDD     Z29, Z20, Z8
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z9
+	PREFETCHT1 320(R8)
 	VMOVDQU32  64(R10), Z20
 	VPANDD     Z29, Z20, Z10
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z11
 	MOVQ       24(AX), R10
 	ADDQ       CX, R10
+	PREFETCHT1 384(R8)
 	VMOVDQU32  (R10), Z20
 	VPANDD     Z29, Z20, Z12
 	VPSRLD     $0x04, Z20, Z20
 	VPANDD     Z29, Z20, Z13
+	PREFETCHT1 448(R8)
 	VMOVDQU32  64(R10), Z20
 	VPANDD     Z29, Z20, Z14
 	VPSRLD     $0x04, Z20, Z20
@@ -1584,6 +1583,7 @@ vector:
 	ADDQ            $0x40, R11
 	DECQ            R12
 	JNZ             vector
+	ADDQ            $0x00000200, R8
 	ADDQ            $0x00000080, CX
 	ADDQ            $0x04, DX
 	ADDQ            $0x00000100, BX
@@ -1785,19 +1785,16 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1 (DI)
-	PREFETCHT1 64(DI)
-	PREFETCHT1 128(DI)
-	PREFETCHT1 192(DI)
-	ADDQ       $0x00000100, DI
 	MOVQ       (AX), R8
 	ADDQ       CX, R8
+	PREFETCHT1 (DI)
 	VPMOVZXBW  (R8), Z20
 	VPSLLW     $0x04, Z20, Z21
 	VPORD      Z21, Z20, Z20
 	VPANDD     Z29, Z20, Z0
 	VPSRLW     $0x02, Z20, Z20
 	VPANDD     Z29, Z20, Z1
+	PREFETCHT1 64(DI)
 	VPMOVZXBW  32(R8), Z20
 	VPSLLW     $0x04, Z20, Z21
 	VPORD      Z21, Z20, Z20
@@ -1806,12 +1803,14 @@ quad:
 	VPANDD     Z29, Z20, Z3
 	MOVQ       8(AX), R8
 	ADDQ       CX, R8
+	PREFETCHT1 128(DI)
 	VPMOVZXBW  (R8), Z20
 	VPSLLW     $0x04, Z20, Z21
 	VPORD      Z21, Z20, Z20
 	VPANDD     Z29, Z20, Z4
 	VPSRLW     $0x02, Z20, Z20
 	VPANDD     Z29, Z20, Z5
+	PREFETCHT1 192(DI)
 	VPMOVZXBW  32(R8), Z20
 	VPSLLW     $0x04, Z20, Z21
 	VPORD      Z21, Z20, Z20
@@ -1910,6 +1909,7 @@ vector:
 	ADDQ            $0x40, R9
 	DECQ            R10
 	JNZ             vector
+	ADDQ            $0x00000100, DI
 	ADDQ            $0x00000040, CX
 	ADDQ            $0x00000100, BX
 	ADDQ            $0x10, SI
@@ -2118,19 +2118,13 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1   (R8)
-	PREFETCHT1   64(R8)
-	PREFETCHT1   128(R8)
-	PREFETCHT1   192(R8)
-	PREFETCHT1   256(R8)
-	PREFETCHT1   320(R8)
-	ADDQ         $0x00000180, R8
 	PREFETCHT1   (R9)
 	ADDQ         $0x00000040, R9
 	MOVL         $0x04040404, R10
 	VPBROADCASTD R10, Z22
 	MOVQ         (AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   (R8)
 	VMOVDQU32    (R10), X20
 	VINSERTI32X4 $0x01, 24(R10), Y20, Y20
 	VPMOVZXBW    Y20, Z20
@@ -2157,6 +2151,7 @@ quad:
 	ORQ          R12, R11
 	KMOVQ        R11, K1
 	VPADDB       Z22, Z1, K1, Z1
+	PREFETCHT1   64(R8)
 	VMOVDQU32    48(R10), X20
 	VINSERTI32X4 $0x01, 72(R10), Y20, Y20
 	VPMOVZXBW    Y20, Z20
@@ -2185,6 +2180,7 @@ quad:
 	VPADDB       Z22, Z3, K1, Z3
 	MOVQ         8(AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   128(R8)
 	VMOVDQU32    (R10), X20
 	VINSERTI32X4 $0x01, 24(R10), Y20, Y20
 	VPMOVZXBW    Y20, Z20
@@ -2211,6 +2207,7 @@ quad:
 	ORQ          R12, R11
 	KMOVQ        R11, K1
 	VPADDB       Z22, Z5, K1, Z5
+	PREFETCHT1   192(R8)
 	VMOVDQU32    48(R10), X20
 	VINSERTI32X4 $0x01, 72(R10), Y20, Y20
 	VPMOVZXBW    Y20, Z20
@@ -2239,6 +2236,7 @@ quad:
 	VPADDB       Z22, Z7, K1, Z7
 	MOVQ         16(AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   256(R8)
 	VMOVDQU32    (R10), X20
 	VINSERTI32X4 $0x01, 24(R10), Y20, Y20
 	VPMOVZXBW    Y20, Z20
@@ -2265,6 +2263,7 @@ quad:
 	ORQ          R12, R11
 	KMOVQ        R11, K1
 	VPADDB       Z22, Z9, K1, Z9
+	PREFETCHT1   320(R8)
 	VMOVDQU32    48(R10), X20
 	VINSERTI32X4 $0x01, 72(R10), Y20, Y20
 	VPMOVZXBW    Y20, Z20
@@ -2418,6 +2417,7 @@ vector:
 	ADDQ            $0x40, R11
 	DECQ            R12
 	JNZ             vector
+	ADDQ            $0x00000180, R8
 	ADDQ            $0x00000060, CX
 	ADDQ            $0x10, DX
 	ADDQ            $0x00000100, BX
@@ -2793,33 +2793,32 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1 (DI)
-	PREFETCHT1 64(DI)
-	PREFETCHT1 128(DI)
-	PREFETCHT1 192(DI)
-	PREFETCHT1 256(DI)
-	PREFETCHT1 320(DI)
-	PREFETCHT1 384(DI)
-	PREFETCHT1 448(DI)
-	ADDQ       $0x00000200, DI
 	MOVQ       (AX), R8
 	ADDQ       CX, R8
+	PREFETCHT1 (DI)
 	VPMOVSXBW  (R8), Z0
 	VPMOVSXBW  32(R8), Z1
+	PREFETCHT1 64(DI)
 	VPMOVSXBW  64(R8), Z2
 	VPMOVSXBW  96(R8), Z3
+	PREFETCHT1 128(DI)
 	VPMOVSXBW  128(R8), Z4
 	VPMOVSXBW  160(R8), Z5
+	PREFETCHT1 192(DI)
 	VPMOVSXBW  192(R8), Z6
 	VPMOVSXBW  224(R8), Z7
 	MOVQ       8(AX), R8
 	ADDQ       CX, R8
+	PREFETCHT1 256(DI)
 	VPMOVSXBW  (R8), Z8
 	VPMOVSXBW  32(R8), Z9
+	PREFETCHT1 320(DI)
 	VPMOVSXBW  64(R8), Z10
 	VPMOVSXBW  96(R8), Z11
+	PREFETCHT1 384(DI)
 	VPMOVSXBW  128(R8), Z12
 	VPMOVSXBW  160(R8), Z13
+	PREFETCHT1 448(DI)
 	VPMOVSXBW  192(R8), Z14
 	VPMOVSXBW  224(R8), Z15
 	MOVQ       128(AX), R8
@@ -2886,6 +2885,7 @@ vector:
 	ADDQ            $0x40, R9
 	DECQ            R10
 	JNZ             vector
+	ADDQ            $0x00000200, DI
 	ADDQ            $0x00000100, CX
 	ADDQ            $0x00000100, BX
 	ADDQ            $0x10, SI
@@ -3129,16 +3129,15 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1 (DI)
-	PREFETCHT1 64(DI)
-	PREFETCHT1 128(DI)
-	PREFETCHT1 192(DI)
-	ADDQ       $0x00000100, DI
 	MOVQ       (AX), R8
 	ADDQ       CX, R8
+	PREFETCHT1 (DI)
 	VMOVDQU    (R8), Y0
+	PREFETCHT1 64(DI)
 	VMOVDQU    32(R8), Y1
+	PREFETCHT1 128(DI)
 	VMOVDQU    64(R8), Y2
+	PREFETCHT1 192(DI)
 	VMOVDQU    96(R8), Y3
 	MOVQ       8(AX), R8
 	ADDQ       CX, R8
@@ -3237,6 +3236,7 @@ vector:
 	ADDQ           $0x40, R9
 	DECQ           R10
 	JNZ            vector
+	ADDQ           $0x00000100, DI
 	ADDQ           $0x00000080, CX
 	ADDQ           $0x00000100, BX
 	ADDQ           $0x10, SI
@@ -3419,18 +3419,17 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1 (R8)
-	PREFETCHT1 64(R8)
-	PREFETCHT1 128(R8)
-	PREFETCHT1 192(R8)
-	ADDQ       $0x00000100, R8
 	PREFETCHT1 (R9)
 	ADDQ       $0x00000040, R9
 	MOVQ       (AX), R10
 	ADDQ       CX, R10
+	PREFETCHT1 (R8)
 	VMOVDQU    (R10), Y0
+	PREFETCHT1 64(R8)
 	VMOVDQU    32(R10), Y1
+	PREFETCHT1 128(R8)
 	VMOVDQU    64(R10), Y2
+	PREFETCHT1 192(R8)
 	VMOVDQU    96(R10), Y3
 	MOVQ       8(AX), R10
 	ADDQ       CX, R10
@@ -3547,6 +3546,7 @@ vector:
 	ADDQ           $0x40, R11
 	DECQ           R12
 	JNZ            vector
+	ADDQ           $0x00000100, R8
 	ADDQ           $0x00000080, CX
 	ADDQ           $0x20, DX
 	ADDQ           $0x00000100, BX
@@ -3748,18 +3748,17 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1  (R8)
-	PREFETCHT1  64(R8)
-	PREFETCHT1  128(R8)
-	PREFETCHT1  192(R8)
-	ADDQ        $0x00000100, R8
 	PREFETCHT1  (R9)
 	ADDQ        $0x00000020, R9
 	MOVQ        (AX), R10
 	ADDQ        CX, R10
+	PREFETCHT1  (R8)
 	VMOVDQU     (R10), Y0
+	PREFETCHT1  64(R8)
 	VMOVDQU     32(R10), Y1
+	PREFETCHT1  128(R8)
 	VMOVDQU     64(R10), Y2
+	PREFETCHT1  192(R8)
 	VMOVDQU     96(R10), Y3
 	MOVQ        8(AX), R10
 	ADDQ        CX, R10
@@ -3863,6 +3862,7 @@ vector:
 	ADDQ           $0x40, R11
 	DECQ           R12
 	JNZ            vector
+	ADDQ           $0x00000100, R8
 	ADDQ           $0x00000080, CX
 	ADDQ           $0x10, DX
 	ADDQ           $0x00000100, BX
@@ -4051,18 +4051,17 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1  (R8)
-	PREFETCHT1  64(R8)
-	PREFETCHT1  128(R8)
-	PREFETCHT1  192(R8)
-	ADDQ        $0x00000100, R8
 	PREFETCHT1  (R9)
 	ADDQ        $0x00000010, R9
 	MOVQ        (AX), R10
 	ADDQ        CX, R10
+	PREFETCHT1  (R8)
 	VMOVDQU     (R10), Y0
+	PREFETCHT1  64(R8)
 	VMOVDQU     32(R10), Y1
+	PREFETCHT1  128(R8)
 	VMOVDQU     64(R10), Y2
+	PREFETCHT1  192(R8)
 	VMOVDQU     96(R10), Y3
 	MOVQ        8(AX), R10
 	ADDQ        CX, R10
@@ -4168,6 +4167,7 @@ vector:
 	ADDQ           $0x40, R11
 	DECQ           R12
 	JNZ            vector
+	ADDQ           $0x00000100, R8
 	ADDQ           $0x00000080, CX
 	ADDQ           $0x08, DX
 	ADDQ           $0x00000100, BX
@@ -4356,18 +4356,17 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1   (R8)
-	PREFETCHT1   64(R8)
-	PREFETCHT1   128(R8)
-	PREFETCHT1   192(R8)
-	ADDQ         $0x00000100, R8
 	PREFETCHT1   (R9)
 	ADDQ         $0x00000008, R9
 	MOVQ         (AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   (R8)
 	VMOVDQU      (R10), Y0
+	PREFETCHT1   64(R8)
 	VMOVDQU      32(R10), Y1
+	PREFETCHT1   128(R8)
 	VMOVDQU      64(R10), Y2
+	PREFETCHT1   192(R8)
 	VMOVDQU      96(R10), Y3
 	MOVQ         8(AX), R10
 	ADDQ         CX, R10
@@ -4472,6 +4471,7 @@ vector:
 	ADDQ           $0x40, R11
 	DECQ           R12
 	JNZ            vector
+	ADDQ           $0x00000100, R8
 	ADDQ           $0x00000080, CX
 	ADDQ           $0x04, DX
 	ADDQ           $0x00000100, BX
@@ -4660,11 +4660,9 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1 (DI)
-	PREFETCHT1 64(DI)
-	ADDQ       $0x00000080, DI
 	MOVQ       (AX), R8
 	ADDQ       CX, R8
+	PREFETCHT1 (DI)
 	VPMOVZXBW  (R8), Y0
 	VPSLLW     $0x04, Y0, Y2
 	VPOR       Y2, Y0, Y0
@@ -4673,6 +4671,7 @@ quad:
 	VPAND      maskPairs<>+0(SB), Y1, Y1
 	VMOVDQU    Y0, (SP)
 	VMOVDQU    Y1, 32(SP)
+	PREFETCHT1 64(DI)
 	VPMOVZXBW  16(R8), Y0
 	VPSLLW     $0x04, Y0, Y2
 	VPOR       Y2, Y0, Y0
@@ -4815,6 +4814,7 @@ vector:
 	ADDQ           $0x40, R9
 	DECQ           R10
 	JNZ            vector
+	ADDQ           $0x00000080, DI
 	ADDQ           $0x00000040, CX
 	ADDQ           $0x00000100, BX
 	ADDQ           $0x10, SI
@@ -5046,14 +5046,11 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1   (R8)
-	PREFETCHT1   64(R8)
-	PREFETCHT1   128(R8)
-	ADDQ         $0x000000c0, R8
 	PREFETCHT1   (R9)
 	ADDQ         $0x00000020, R9
 	MOVQ         (AX), R10
 	ADDQ         CX, R10
+	PREFETCHT1   (R8)
 	VPMOVZXBW    (R10), Y0
 	VPSLLW       $0x04, Y0, Y2
 	VPOR         Y2, Y0, Y0
@@ -5072,6 +5069,7 @@ quad:
 	VPOR         Y2, Y1, Y1
 	VMOVDQU      Y0, (SP)
 	VMOVDQU      Y1, 32(SP)
+	PREFETCHT1   64(R8)
 	VPMOVZXBW    24(R10), Y0
 	VPSLLW       $0x04, Y0, Y2
 	VPOR         Y2, Y0, Y0
@@ -5090,6 +5088,7 @@ quad:
 	VPOR         Y2, Y1, Y1
 	VMOVDQU      Y0, 64(SP)
 	VMOVDQU      Y1, 96(SP)
+	PREFETCHT1   128(R8)
 	VPMOVZXBW    48(R10), Y0
 	VPSLLW       $0x04, Y0, Y2
 	VPOR         Y2, Y0, Y0
@@ -5289,6 +5288,7 @@ vector:
 	ADDQ           $0x40, R11
 	DECQ           R12
 	JNZ            vector
+	ADDQ           $0x000000c0, R8
 	ADDQ           $0x00000060, CX
 	ADDQ           $0x10, DX
 	ADDQ           $0x00000100, BX
@@ -5606,25 +5606,17 @@ clear:
 	JZ      rest
 
 quad:
-	PREFETCHT1 (DI)
-	PREFETCHT1 64(DI)
-	PREFETCHT1 128(DI)
-	PREFETCHT1 192(DI)
-	PREFETCHT1 256(DI)
-	PREFETCHT1 320(DI)
-	PREFETCHT1 384(DI)
-	PREFETCHT1 448(DI)
-	ADDQ       $0x00000200, DI
-	MOVQ       (AX), R8
-	ADDQ       CX, R8
-	MOVQ       8(AX), R9
-	ADDQ       CX, R9
-	MOVQ       128(AX), R10
-	MOVQ       176(AX), R11
-	MOVQ       136(AX), R12
+	MOVQ (AX), R8
+	ADDQ CX, R8
+	MOVQ 8(AX), R9
+	ADDQ CX, R9
+	MOVQ 128(AX), R10
+	MOVQ 176(AX), R11
+	MOVQ 136(AX), R12
 
 vector:
 	MOVQ           16(R10), R13
+	PREFETCHT1     (DI)
 	VPMOVSXBW      (R8), Y0
 	VPMADDWD       (R13)(BX*2), Y0, Y0
 	VPMOVSXBW      16(R8), Y8
@@ -5636,6 +5628,7 @@ vector:
 	VPMOVSXBW      48(R8), Y8
 	VPMADDWD       96(R13)(BX*2), Y8, Y8
 	VPADDD         Y8, Y0, Y0
+	PREFETCHT1     64(DI)
 	VPMOVSXBW      64(R8), Y1
 	VPMADDWD       128(R13)(BX*2), Y1, Y1
 	VPMOVSXBW      80(R8), Y9
@@ -5647,6 +5640,7 @@ vector:
 	VPMOVSXBW      112(R8), Y9
 	VPMADDWD       224(R13)(BX*2), Y9, Y9
 	VPADDD         Y9, Y1, Y1
+	PREFETCHT1     128(DI)
 	VPMOVSXBW      128(R8), Y2
 	VPMADDWD       256(R13)(BX*2), Y2, Y2
 	VPMOVSXBW      144(R8), Y10
@@ -5658,6 +5652,7 @@ vector:
 	VPMOVSXBW      176(R8), Y10
 	VPMADDWD       352(R13)(BX*2), Y10, Y10
 	VPADDD         Y10, Y2, Y2
+	PREFETCHT1     192(DI)
 	VPMOVSXBW      192(R8), Y3
 	VPMADDWD       384(R13)(BX*2), Y3, Y3
 	VPMOVSXBW      208(R8), Y11
@@ -5678,6 +5673,7 @@ vector:
 	VSHUFPS        $0x88, Y2, Y0, Y12
 	VSHUFPS        $0xdd, Y2, Y0, Y0
 	VPADDD         Y12, Y0, Y0
+	PREFETCHT1     256(DI)
 	VPMOVSXBW      (R9), Y4
 	VPMADDWD       (R13)(BX*2), Y4, Y4
 	VPMOVSXBW      16(R9), Y8
@@ -5689,6 +5685,7 @@ vector:
 	VPMOVSXBW      48(R9), Y8
 	VPMADDWD       96(R13)(BX*2), Y8, Y8
 	VPADDD         Y8, Y4, Y4
+	PREFETCHT1     320(DI)
 	VPMOVSXBW      64(R9), Y5
 	VPMADDWD       128(R13)(BX*2), Y5, Y5
 	VPMOVSXBW      80(R9), Y9
@@ -5700,6 +5697,7 @@ vector:
 	VPMOVSXBW      112(R9), Y9
 	VPMADDWD       224(R13)(BX*2), Y9, Y9
 	VPADDD         Y9, Y5, Y5
+	PREFETCHT1     384(DI)
 	VPMOVSXBW      128(R9), Y6
 	VPMADDWD       256(R13)(BX*2), Y6, Y6
 	VPMOVSXBW      144(R9), Y10
@@ -5711,6 +5709,7 @@ vector:
 	VPMOVSXBW      176(R9), Y10
 	VPMADDWD       352(R13)(BX*2), Y10, Y10
 	VPADDD         Y10, Y6, Y6
+	PREFETCHT1     448(DI)
 	VPMOVSXBW      192(R9), Y7
 	VPMADDWD       384(R13)(BX*2), Y7, Y7
 	VPMOVSXBW      208(R9), Y11
@@ -5744,6 +5743,7 @@ vector:
 	ADDQ           $0x40, R11
 	DECQ           R12
 	JNZ            vector
+	ADDQ           $0x00000200, DI
 	ADDQ           $0x00000100, CX
 	ADDQ           $0x00000100, BX
 	ADDQ           $0x10, SI

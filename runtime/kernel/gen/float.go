@@ -162,10 +162,14 @@ func (f floatFrame) walk(body func(chunk int)) {
 	Label("line")
 	CMPQ(f.left, Imm(uint64(perLine)))
 	JL(LabelRef("chunk"))
-	prefetch(f.ahead, line*len(f.w))
+	rows := len(f.w)
 	for c := 0; c < perLine; c += 16 {
+		for at := c * rows / perLine; at < (c+16)*rows/perLine; at++ {
+			PREFETCHT1(mem(f.ahead, line*at))
+		}
 		body(c)
 	}
+	ADDQ(U32(uint32(line*rows)), f.ahead)
 	ADDQ(Imm(uint64(perLine)), f.col)
 	SUBQ(Imm(uint64(perLine)), f.left)
 	JMP(LabelRef("line"))
@@ -326,9 +330,9 @@ func fp8VBMI(n int) {
 	Label("line")
 	CMPQ(fr.left, Imm(0))
 	JLE(LabelRef("rest"))
-	prefetch(fr.ahead, line*rows)
 	scales()
 	for r := range rows {
+		PREFETCHT1(mem(fr.ahead, line*r))
 		w := widen(r, memX(fr.w[r], fr.col, 1, 0))
 		for s := range n {
 			for c, v := range w {
@@ -336,6 +340,7 @@ func fp8VBMI(n int) {
 			}
 		}
 	}
+	ADDQ(U32(uint32(line*rows)), fr.ahead)
 	ADDQ(Imm(line), fr.col)
 	SUBQ(Imm(line), fr.left)
 	JMP(LabelRef("line"))

@@ -55,6 +55,13 @@ type consts512 struct{ idx, lanes, spread2, spread4, even, odd Mem }
 
 type narrowRegs struct {
 	mask, t0, t1, four reg.VecPhysical
+	ask                func() // for a line ahead, once a line unpacked; nil asks for none
+}
+
+func (k narrowRegs) touch() {
+	if k.ask != nil {
+		k.ask()
+	}
 }
 
 var zmm = []reg.VecPhysical{reg.Z0, reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.Z6, reg.Z7, reg.Z8, reg.Z9, reg.Z10, reg.Z11, reg.Z12, reg.Z13, reg.Z14, reg.Z15,
@@ -63,6 +70,7 @@ var zmm = []reg.VecPhysical{reg.Z0, reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.
 // unpack4 splits the nibbles of two pairs of blocks: low ones are the even columns.
 func unpack4(raw Mem, w []reg.VecPhysical, k narrowRegs) {
 	for p := range 2 {
+		k.touch()
 		VMOVDQU32(raw.Offset(64*p), k.t0)
 		VPANDD(k.mask, k.t0, w[2*p])
 		VPSRLD(Imm(4), k.t0, k.t0)
@@ -82,6 +90,7 @@ func spread2Bits(k narrowRegs, even, odd reg.VecPhysical) {
 
 func unpack2(raw Mem, w []reg.VecPhysical, k narrowRegs) {
 	for p := range 2 {
+		k.touch()
 		VPMOVZXBW(raw.Offset(32*p), k.t0)
 		spread2Bits(k, w[2*p], w[2*p+1])
 	}
@@ -91,6 +100,7 @@ func unpack2(raw Mem, w []reg.VecPhysical, k narrowRegs) {
 // even and odd columns are picked out of the 64 high bits of each group.
 func unpack3(raw Mem, w []reg.VecPhysical, k narrowRegs) {
 	for p := range 2 {
+		k.touch()
 		VMOVDQU32(raw.Offset(48*p), k.t0.AsX())
 		VINSERTI32X4(Imm(1), raw.Offset(48*p+24), k.t0.AsY(), k.t0.AsY())
 		VPMOVZXBW(k.t0.AsY(), k.t0)
@@ -130,6 +140,7 @@ func narrow512(name string, f codes512, scales int, c consts512) {
 	VMOVDQU32(c.idx, order)
 	clearAcc(t, zmm[0])
 	at := start(t)
+	k.ask = at.ask
 	at.eachQuad(t, 4, f.bytes, func(wAt, sAt, scales int) {
 		if f.zero == 2 {
 			VPBROADCASTD(constant(0x04040404), k.four)
@@ -281,10 +292,13 @@ func loadScales512(t reg.Register, sAt int, off reg.Register, scales int, scale,
 }
 
 // place is where a kernel stands in its rows: bytes from their start.
-type place struct{ weight, scale, act, quad, left, ahead, aheadS reg.GPVirtual }
+type place struct {
+	weight, scale, act, quad, left, ahead, aheadS reg.GPVirtual
+	asked, lines                                  int // of the quad's lines ahead
+}
 
-func start(t reg.Register) place {
-	p := place{GP64(), GP64(), GP64(), GP64(), GP64(), GP64(), GP64()}
+func start(t reg.Register) *place {
+	p := &place{weight: GP64(), scale: GP64(), act: GP64(), quad: GP64(), left: GP64(), ahead: GP64(), aheadS: GP64()}
 	for _, r := range []reg.GPVirtual{p.weight, p.scale, p.act, p.quad} {
 		XORQ(r, r)
 	}
@@ -295,7 +309,7 @@ func start(t reg.Register) place {
 }
 
 // row is the place of row r.
-func (p place) row(t reg.Register, wAt, r int) reg.Register {
+func (p *place) row(t reg.Register, wAt, r int) reg.Register {
 	row := GP64()
 	MOVQ(mem(t, wAt+8*r), row)
 	ADDQ(p.weight, row)
@@ -311,6 +325,15 @@ func prefetch(ahead reg.Register, bytes int) {
 	ADDQ(U32(uint32(bytes)), ahead)
 }
 
+// ask asks for the next line of the rows that come after these, if there are
+// more in this quad. Between the loads it is faster than all at once.
+func (p *place) ask() {
+	if p.asked < p.lines {
+		PREFETCHT1(mem(p.ahead, line*p.asked))
+		p.asked++
+	}
+}
+
 // scaleBytes is the size of a row's scales of a quad.
 func scaleBytes(scales int) int {
 	if scales == perHalf {
@@ -321,16 +344,21 @@ func scaleBytes(scales int) int {
 
 // eachQuad runs body for the whole quads of the rows, then for the padded one.
 // bytes is the size of a quad's codes in a row.
-func (p place) eachQuad(t reg.Register, rows, bytes int, body func(wAt, sAt, scales int), scales int) {
+func (p *place) eachQuad(t reg.Register, rows, bytes int, body func(wAt, sAt, scales int), scales int) {
 	TESTQ(p.left, p.left)
 	JZ(LabelRef("rest"))
 	Label("quad")
-	prefetch(p.ahead, rows*bytes)
 	if scales != perRow {
 		prefetch(p.aheadS, rows*scaleBytes(scales))
 	}
 	label = "vector"
+	p.asked, p.lines = 0, rows*bytes/line
 	body(tW, tS, scales)
+	for p.asked < p.lines {
+		p.ask()
+	}
+	p.lines = 0
+	ADDQ(U32(uint32(rows*bytes)), p.ahead)
 	ADDQ(U32(uint32(bytes)), p.weight)
 	if scales != perRow {
 		ADDQ(Imm(uint64(scaleBytes(scales))), p.scale)
@@ -431,6 +459,9 @@ func wide512(name string) {
 		for r := range 2 {
 			row := at.row(t, wAt, r)
 			for i := range 8 {
+				if i%2 == 0 {
+					at.ask()
+				}
 				VPMOVSXBW(mem(row, 32*i), w[8*r+i])
 			}
 		}
@@ -466,7 +497,7 @@ func wide512(name string) {
 }
 
 // finishRow2 adds the sums of two rows' four blocks to their stripes.
-func finishRow2(act, acc reg.Register, at place, broadcast func(...Op), d, c, a reg.VecPhysical) {
+func finishRow2(act, acc reg.Register, at *place, broadcast func(...Op), d, c, a reg.VecPhysical) {
 	p := GP64()
 	VCVTDQ2PS(d, d)
 	MOVQ(mem(act, actScale), p)

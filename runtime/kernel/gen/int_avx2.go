@@ -70,6 +70,7 @@ func narrow256(name string, bytes, zero, scales int, ones, nibbles Mem, unpack f
 		for r := range 2 {
 			row := at.row(t, wAt, r)
 			for b := range 4 {
+				at.ask()
 				if unpack == nil {
 					VMOVDQU(mem(row, 32*b), ymm[4*r+b])
 					continue
@@ -197,6 +198,7 @@ func wide256(name string) {
 			MOVQ(mem(act, actQ), p)
 			for r, row := range rows {
 				for b := range 4 {
+					at.ask()
 					d, tmp := ymm[4*r+b], ymm[8+b]
 					VPMOVSXBW(mem(row, 64*b), d)
 					VPMADDWD(memX(p, at.act, 2, 128*b), d, d)
