@@ -112,6 +112,206 @@ DATA oddScales<>+56(SB)/4, $0x0000001d
 DATA oddScales<>+60(SB)/4, $0x0000001f
 GLOBL oddScales<>(SB), RODATA|NOPTR, $64
 
+DATA blocksOfRows<>+0(SB)/4, $0x00000000
+DATA blocksOfRows<>+4(SB)/4, $0x00000004
+DATA blocksOfRows<>+8(SB)/4, $0x00000008
+DATA blocksOfRows<>+12(SB)/4, $0x0000000c
+DATA blocksOfRows<>+16(SB)/4, $0x00000001
+DATA blocksOfRows<>+20(SB)/4, $0x00000005
+DATA blocksOfRows<>+24(SB)/4, $0x00000009
+DATA blocksOfRows<>+28(SB)/4, $0x0000000d
+DATA blocksOfRows<>+32(SB)/4, $0x00000002
+DATA blocksOfRows<>+36(SB)/4, $0x00000006
+DATA blocksOfRows<>+40(SB)/4, $0x0000000a
+DATA blocksOfRows<>+44(SB)/4, $0x0000000e
+DATA blocksOfRows<>+48(SB)/4, $0x00000003
+DATA blocksOfRows<>+52(SB)/4, $0x00000007
+DATA blocksOfRows<>+56(SB)/4, $0x0000000b
+DATA blocksOfRows<>+60(SB)/4, $0x0000000f
+GLOBL blocksOfRows<>(SB), RODATA|NOPTR, $64
+
+DATA everySecond<>+0(SB)/1, $0x00
+DATA everySecond<>+1(SB)/1, $0x02
+DATA everySecond<>+2(SB)/1, $0x04
+DATA everySecond<>+3(SB)/1, $0x06
+DATA everySecond<>+4(SB)/1, $0x08
+DATA everySecond<>+5(SB)/1, $0x0a
+DATA everySecond<>+6(SB)/1, $0x0c
+DATA everySecond<>+7(SB)/1, $0x0e
+DATA everySecond<>+8(SB)/1, $0x01
+DATA everySecond<>+9(SB)/1, $0x03
+DATA everySecond<>+10(SB)/1, $0x05
+DATA everySecond<>+11(SB)/1, $0x07
+DATA everySecond<>+12(SB)/1, $0x09
+DATA everySecond<>+13(SB)/1, $0x0b
+DATA everySecond<>+14(SB)/1, $0x0d
+DATA everySecond<>+15(SB)/1, $0x0f
+DATA everySecond<>+16(SB)/1, $0x00
+DATA everySecond<>+17(SB)/1, $0x02
+DATA everySecond<>+18(SB)/1, $0x04
+DATA everySecond<>+19(SB)/1, $0x06
+DATA everySecond<>+20(SB)/1, $0x08
+DATA everySecond<>+21(SB)/1, $0x0a
+DATA everySecond<>+22(SB)/1, $0x0c
+DATA everySecond<>+23(SB)/1, $0x0e
+DATA everySecond<>+24(SB)/1, $0x01
+DATA everySecond<>+25(SB)/1, $0x03
+DATA everySecond<>+26(SB)/1, $0x05
+DATA everySecond<>+27(SB)/1, $0x07
+DATA everySecond<>+28(SB)/1, $0x09
+DATA everySecond<>+29(SB)/1, $0x0b
+DATA everySecond<>+30(SB)/1, $0x0d
+DATA everySecond<>+31(SB)/1, $0x0f
+DATA everySecond<>+32(SB)/1, $0x00
+DATA everySecond<>+33(SB)/1, $0x02
+DATA everySecond<>+34(SB)/1, $0x04
+DATA everySecond<>+35(SB)/1, $0x06
+DATA everySecond<>+36(SB)/1, $0x08
+DATA everySecond<>+37(SB)/1, $0x0a
+DATA everySecond<>+38(SB)/1, $0x0c
+DATA everySecond<>+39(SB)/1, $0x0e
+DATA everySecond<>+40(SB)/1, $0x01
+DATA everySecond<>+41(SB)/1, $0x03
+DATA everySecond<>+42(SB)/1, $0x05
+DATA everySecond<>+43(SB)/1, $0x07
+DATA everySecond<>+44(SB)/1, $0x09
+DATA everySecond<>+45(SB)/1, $0x0b
+DATA everySecond<>+46(SB)/1, $0x0d
+DATA everySecond<>+47(SB)/1, $0x0f
+DATA everySecond<>+48(SB)/1, $0x00
+DATA everySecond<>+49(SB)/1, $0x02
+DATA everySecond<>+50(SB)/1, $0x04
+DATA everySecond<>+51(SB)/1, $0x06
+DATA everySecond<>+52(SB)/1, $0x08
+DATA everySecond<>+53(SB)/1, $0x0a
+DATA everySecond<>+54(SB)/1, $0x0c
+DATA everySecond<>+55(SB)/1, $0x0e
+DATA everySecond<>+56(SB)/1, $0x01
+DATA everySecond<>+57(SB)/1, $0x03
+DATA everySecond<>+58(SB)/1, $0x05
+DATA everySecond<>+59(SB)/1, $0x07
+DATA everySecond<>+60(SB)/1, $0x09
+DATA everySecond<>+61(SB)/1, $0x0b
+DATA everySecond<>+62(SB)/1, $0x0d
+DATA everySecond<>+63(SB)/1, $0x0f
+GLOBL everySecond<>(SB), RODATA|NOPTR, $64
+
+DATA evenQuads<>+0(SB)/8, $0x0000000000000000
+DATA evenQuads<>+8(SB)/8, $0x0000000000000002
+DATA evenQuads<>+16(SB)/8, $0x0000000000000004
+DATA evenQuads<>+24(SB)/8, $0x0000000000000006
+DATA evenQuads<>+32(SB)/8, $0x0000000000000008
+DATA evenQuads<>+40(SB)/8, $0x000000000000000a
+DATA evenQuads<>+48(SB)/8, $0x000000000000000c
+DATA evenQuads<>+56(SB)/8, $0x000000000000000e
+GLOBL evenQuads<>(SB), RODATA|NOPTR, $64
+
+DATA oddQuads<>+0(SB)/8, $0x0000000000000001
+DATA oddQuads<>+8(SB)/8, $0x0000000000000003
+DATA oddQuads<>+16(SB)/8, $0x0000000000000005
+DATA oddQuads<>+24(SB)/8, $0x0000000000000007
+DATA oddQuads<>+32(SB)/8, $0x0000000000000009
+DATA oddQuads<>+40(SB)/8, $0x000000000000000b
+DATA oddQuads<>+48(SB)/8, $0x000000000000000d
+DATA oddQuads<>+56(SB)/8, $0x000000000000000f
+GLOBL oddQuads<>(SB), RODATA|NOPTR, $64
+
+DATA int3Low<>+0(SB)/8, $0x0000000000000000
+DATA int3Low<>+8(SB)/8, $0x0000000000000001
+DATA int3Low<>+16(SB)/8, $0x0000000000000003
+DATA int3Low<>+24(SB)/8, $0x0000000000000004
+DATA int3Low<>+32(SB)/8, $0x0000000000000006
+DATA int3Low<>+40(SB)/8, $0x0000000000000007
+DATA int3Low<>+48(SB)/8, $0x000000000000000d
+DATA int3Low<>+56(SB)/8, $0x000000000000000e
+GLOBL int3Low<>(SB), RODATA|NOPTR, $64
+
+DATA int3High<>+0(SB)/8, $0x0000000000000002
+DATA int3High<>+8(SB)/8, $0x0000000000000002
+DATA int3High<>+16(SB)/8, $0x0000000000000005
+DATA int3High<>+24(SB)/8, $0x0000000000000005
+DATA int3High<>+32(SB)/8, $0x000000000000000c
+DATA int3High<>+40(SB)/8, $0x000000000000000c
+DATA int3High<>+48(SB)/8, $0x000000000000000f
+DATA int3High<>+56(SB)/8, $0x000000000000000f
+GLOBL int3High<>(SB), RODATA|NOPTR, $64
+
+DATA int3Nibbles<>+0(SB)/8, $0x0000000000000000
+DATA int3Nibbles<>+8(SB)/8, $0x0000000000000004
+DATA int3Nibbles<>+16(SB)/8, $0x0000000000000000
+DATA int3Nibbles<>+24(SB)/8, $0x0000000000000004
+DATA int3Nibbles<>+32(SB)/8, $0x0000000000000000
+DATA int3Nibbles<>+40(SB)/8, $0x0000000000000004
+DATA int3Nibbles<>+48(SB)/8, $0x0000000000000000
+DATA int3Nibbles<>+56(SB)/8, $0x0000000000000004
+GLOBL int3Nibbles<>(SB), RODATA|NOPTR, $64
+
+DATA int3Twice<>+0(SB)/1, $0x00
+DATA int3Twice<>+1(SB)/1, $0x08
+DATA int3Twice<>+2(SB)/1, $0x01
+DATA int3Twice<>+3(SB)/1, $0x09
+DATA int3Twice<>+4(SB)/1, $0x02
+DATA int3Twice<>+5(SB)/1, $0x0a
+DATA int3Twice<>+6(SB)/1, $0x03
+DATA int3Twice<>+7(SB)/1, $0x0b
+DATA int3Twice<>+8(SB)/1, $0x04
+DATA int3Twice<>+9(SB)/1, $0x0c
+DATA int3Twice<>+10(SB)/1, $0x05
+DATA int3Twice<>+11(SB)/1, $0x0d
+DATA int3Twice<>+12(SB)/1, $0x06
+DATA int3Twice<>+13(SB)/1, $0x0e
+DATA int3Twice<>+14(SB)/1, $0x07
+DATA int3Twice<>+15(SB)/1, $0x0f
+DATA int3Twice<>+16(SB)/1, $0x00
+DATA int3Twice<>+17(SB)/1, $0x08
+DATA int3Twice<>+18(SB)/1, $0x01
+DATA int3Twice<>+19(SB)/1, $0x09
+DATA int3Twice<>+20(SB)/1, $0x02
+DATA int3Twice<>+21(SB)/1, $0x0a
+DATA int3Twice<>+22(SB)/1, $0x03
+DATA int3Twice<>+23(SB)/1, $0x0b
+DATA int3Twice<>+24(SB)/1, $0x04
+DATA int3Twice<>+25(SB)/1, $0x0c
+DATA int3Twice<>+26(SB)/1, $0x05
+DATA int3Twice<>+27(SB)/1, $0x0d
+DATA int3Twice<>+28(SB)/1, $0x06
+DATA int3Twice<>+29(SB)/1, $0x0e
+DATA int3Twice<>+30(SB)/1, $0x07
+DATA int3Twice<>+31(SB)/1, $0x0f
+DATA int3Twice<>+32(SB)/1, $0x00
+DATA int3Twice<>+33(SB)/1, $0x08
+DATA int3Twice<>+34(SB)/1, $0x01
+DATA int3Twice<>+35(SB)/1, $0x09
+DATA int3Twice<>+36(SB)/1, $0x02
+DATA int3Twice<>+37(SB)/1, $0x0a
+DATA int3Twice<>+38(SB)/1, $0x03
+DATA int3Twice<>+39(SB)/1, $0x0b
+DATA int3Twice<>+40(SB)/1, $0x04
+DATA int3Twice<>+41(SB)/1, $0x0c
+DATA int3Twice<>+42(SB)/1, $0x05
+DATA int3Twice<>+43(SB)/1, $0x0d
+DATA int3Twice<>+44(SB)/1, $0x06
+DATA int3Twice<>+45(SB)/1, $0x0e
+DATA int3Twice<>+46(SB)/1, $0x07
+DATA int3Twice<>+47(SB)/1, $0x0f
+DATA int3Twice<>+48(SB)/1, $0x00
+DATA int3Twice<>+49(SB)/1, $0x08
+DATA int3Twice<>+50(SB)/1, $0x01
+DATA int3Twice<>+51(SB)/1, $0x09
+DATA int3Twice<>+52(SB)/1, $0x02
+DATA int3Twice<>+53(SB)/1, $0x0a
+DATA int3Twice<>+54(SB)/1, $0x03
+DATA int3Twice<>+55(SB)/1, $0x0b
+DATA int3Twice<>+56(SB)/1, $0x04
+DATA int3Twice<>+57(SB)/1, $0x0c
+DATA int3Twice<>+58(SB)/1, $0x05
+DATA int3Twice<>+59(SB)/1, $0x0d
+DATA int3Twice<>+60(SB)/1, $0x06
+DATA int3Twice<>+61(SB)/1, $0x0e
+DATA int3Twice<>+62(SB)/1, $0x07
+DATA int3Twice<>+63(SB)/1, $0x0f
+GLOBL int3Twice<>(SB), RODATA|NOPTR, $64
+
 // func int4RowAVX512(t *byte)
 // Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·int4RowAVX512(SB), NOSPLIT, $0-8
@@ -1763,7 +1963,7 @@ TEXT ·int2RowAVX512(SB), NOSPLIT, $0-8
 	VPBROADCASTD CX, Z31
 
 tile:
-	VMOVDQU32 stripeOrder<>+0(SB), Z30
+	VMOVDQU32 blocksOfRows<>+0(SB), Z30
 	MOVQ      176(AX), CX
 	MOVQ      136(AX), DX
 	VPXOR     Y0, Y0, Y0
@@ -1788,63 +1988,47 @@ quad:
 	MOVQ       (AX), R8
 	ADDQ       CX, R8
 	PREFETCHT1 (DI)
-	VPMOVZXBW  (R8), Z20
-	VPSLLW     $0x04, Z20, Z21
-	VPORD      Z21, Z20, Z20
+	VMOVDQU32  (R8), Z20
 	VPANDD     Z29, Z20, Z0
-	VPSRLW     $0x02, Z20, Z20
-	VPANDD     Z29, Z20, Z1
-	PREFETCHT1 64(DI)
-	VPMOVZXBW  32(R8), Z20
-	VPSLLW     $0x04, Z20, Z21
-	VPORD      Z21, Z20, Z20
-	VPANDD     Z29, Z20, Z2
-	VPSRLW     $0x02, Z20, Z20
-	VPANDD     Z29, Z20, Z3
+	VPSRLW     $0x02, Z20, Z1
+	VPANDD     Z29, Z1, Z1
+	VPSRLW     $0x04, Z20, Z2
+	VPANDD     Z29, Z2, Z2
+	VPSRLW     $0x06, Z20, Z3
+	VPANDD     Z29, Z3, Z3
 	MOVQ       8(AX), R8
 	ADDQ       CX, R8
-	PREFETCHT1 128(DI)
-	VPMOVZXBW  (R8), Z20
-	VPSLLW     $0x04, Z20, Z21
-	VPORD      Z21, Z20, Z20
+	PREFETCHT1 64(DI)
+	VMOVDQU32  (R8), Z20
 	VPANDD     Z29, Z20, Z4
-	VPSRLW     $0x02, Z20, Z20
-	VPANDD     Z29, Z20, Z5
-	PREFETCHT1 192(DI)
-	VPMOVZXBW  32(R8), Z20
-	VPSLLW     $0x04, Z20, Z21
-	VPORD      Z21, Z20, Z20
-	VPANDD     Z29, Z20, Z6
-	VPSRLW     $0x02, Z20, Z20
-	VPANDD     Z29, Z20, Z7
+	VPSRLW     $0x02, Z20, Z5
+	VPANDD     Z29, Z5, Z5
+	VPSRLW     $0x04, Z20, Z6
+	VPANDD     Z29, Z6, Z6
+	VPSRLW     $0x06, Z20, Z7
+	VPANDD     Z29, Z7, Z7
 	MOVQ       16(AX), R8
 	ADDQ       CX, R8
-	VPMOVZXBW  (R8), Z20
-	VPSLLW     $0x04, Z20, Z21
-	VPORD      Z21, Z20, Z20
+	PREFETCHT1 128(DI)
+	VMOVDQU32  (R8), Z20
 	VPANDD     Z29, Z20, Z8
-	VPSRLW     $0x02, Z20, Z20
-	VPANDD     Z29, Z20, Z9
-	VPMOVZXBW  32(R8), Z20
-	VPSLLW     $0x04, Z20, Z21
-	VPORD      Z21, Z20, Z20
-	VPANDD     Z29, Z20, Z10
-	VPSRLW     $0x02, Z20, Z20
-	VPANDD     Z29, Z20, Z11
+	VPSRLW     $0x02, Z20, Z9
+	VPANDD     Z29, Z9, Z9
+	VPSRLW     $0x04, Z20, Z10
+	VPANDD     Z29, Z10, Z10
+	VPSRLW     $0x06, Z20, Z11
+	VPANDD     Z29, Z11, Z11
 	MOVQ       24(AX), R8
 	ADDQ       CX, R8
-	VPMOVZXBW  (R8), Z20
-	VPSLLW     $0x04, Z20, Z21
-	VPORD      Z21, Z20, Z20
+	PREFETCHT1 192(DI)
+	VMOVDQU32  (R8), Z20
 	VPANDD     Z29, Z20, Z12
-	VPSRLW     $0x02, Z20, Z20
-	VPANDD     Z29, Z20, Z13
-	VPMOVZXBW  32(R8), Z20
-	VPSLLW     $0x04, Z20, Z21
-	VPORD      Z21, Z20, Z20
-	VPANDD     Z29, Z20, Z14
-	VPSRLW     $0x02, Z20, Z20
-	VPANDD     Z29, Z20, Z15
+	VPSRLW     $0x02, Z20, Z13
+	VPANDD     Z29, Z13, Z13
+	VPSRLW     $0x04, Z20, Z14
+	VPANDD     Z29, Z14, Z14
+	VPSRLW     $0x06, Z20, Z15
+	VPANDD     Z29, Z15, Z15
 	MOVQ       128(AX), R8
 	MOVQ       176(AX), R9
 	MOVQ       136(AX), R10
@@ -1855,46 +2039,46 @@ vector:
 	VMOVDQU32       64(R11)(BX*1), Z17
 	VMOVDQU32       128(R11)(BX*1), Z18
 	VMOVDQU32       192(R11)(BX*1), Z19
+	VMOVDQU32       evenQuads<>+0(SB), Z24
+	VMOVDQU32       oddQuads<>+0(SB), Z25
+	VMOVDQU32       everySecond<>+0(SB), Z26
+	VPSHUFB         Z26, Z16, Z16
+	VPSHUFB         Z26, Z17, Z17
+	VPSHUFB         Z26, Z18, Z18
+	VPSHUFB         Z26, Z19, Z19
+	VMOVDQA32       Z16, Z27
+	VPERMT2Q        Z18, Z24, Z27
+	VPERMT2Q        Z18, Z25, Z16
+	VMOVDQA32       Z17, Z18
+	VPERMT2Q        Z19, Z24, Z18
+	VPERMT2Q        Z19, Z25, Z17
 	VPXORD          Z20, Z20, Z20
+	VPDPBUSD        Z27, Z0, Z20
+	VPDPBUSD        Z18, Z1, Z20
+	VPDPBUSD        Z16, Z2, Z20
+	VPDPBUSD        Z17, Z3, Z20
 	VPXORD          Z21, Z21, Z21
+	VPDPBUSD        Z27, Z4, Z21
+	VPDPBUSD        Z18, Z5, Z21
+	VPDPBUSD        Z16, Z6, Z21
+	VPDPBUSD        Z17, Z7, Z21
 	VPXORD          Z22, Z22, Z22
+	VPDPBUSD        Z27, Z8, Z22
+	VPDPBUSD        Z18, Z9, Z22
+	VPDPBUSD        Z16, Z10, Z22
+	VPDPBUSD        Z17, Z11, Z22
 	VPXORD          Z23, Z23, Z23
-	VPXORD          Z24, Z24, Z24
-	VPXORD          Z25, Z25, Z25
-	VPXORD          Z26, Z26, Z26
-	VPXORD          Z27, Z27, Z27
-	VPDPBUSD        Z16, Z0, Z20
-	VPDPBUSD        Z18, Z2, Z21
-	VPDPBUSD        Z16, Z4, Z22
-	VPDPBUSD        Z18, Z6, Z23
-	VPDPBUSD        Z16, Z8, Z24
-	VPDPBUSD        Z18, Z10, Z25
-	VPDPBUSD        Z16, Z12, Z26
-	VPDPBUSD        Z18, Z14, Z27
-	VPDPBUSD        Z17, Z1, Z20
-	VPDPBUSD        Z19, Z3, Z21
-	VPDPBUSD        Z17, Z5, Z22
-	VPDPBUSD        Z19, Z7, Z23
-	VPDPBUSD        Z17, Z9, Z24
-	VPDPBUSD        Z19, Z11, Z25
-	VPDPBUSD        Z17, Z13, Z26
-	VPDPBUSD        Z19, Z15, Z27
+	VPDPBUSD        Z27, Z12, Z23
+	VPDPBUSD        Z18, Z13, Z23
+	VPDPBUSD        Z16, Z14, Z23
+	VPDPBUSD        Z17, Z15, Z23
 	VPACKSSDW       Z21, Z20, Z20
 	VPMADDWD        Z31, Z20, Z20
 	VPACKSSDW       Z23, Z22, Z22
 	VPMADDWD        Z31, Z22, Z22
-	VPACKSSDW       Z25, Z24, Z24
-	VPMADDWD        Z31, Z24, Z24
-	VPACKSSDW       Z27, Z26, Z26
-	VPMADDWD        Z31, Z26, Z26
 	VPACKSSDW       Z22, Z20, Z20
 	VPMADDWD        Z31, Z20, Z20
-	VPACKSSDW       Z26, Z24, Z24
-	VPMADDWD        Z31, Z24, Z24
-	VSHUFI32X4      $0x88, Z24, Z20, Z21
-	VSHUFI32X4      $0xdd, Z24, Z20, Z22
-	VPADDD          Z21, Z22, Z21
-	VPERMD          Z21, Z30, Z21
+	VPERMD          Z20, Z30, Z21
 	MOVQ            88(R8), R11
 	VBROADCASTI32X4 (R11)(SI*1), Z22
 	VPSRAD          $0x02, Z22, Z22
@@ -1923,60 +2107,44 @@ rest:
 	XORQ      DX, DX
 	MOVQ      32(AX), DX
 	ADDQ      CX, DX
-	VPMOVZXBW (DX), Z20
-	VPSLLW    $0x04, Z20, Z21
-	VPORD     Z21, Z20, Z20
+	VMOVDQU32 (DX), Z20
 	VPANDD    Z29, Z20, Z0
-	VPSRLW    $0x02, Z20, Z20
-	VPANDD    Z29, Z20, Z1
-	VPMOVZXBW 32(DX), Z20
-	VPSLLW    $0x04, Z20, Z21
-	VPORD     Z21, Z20, Z20
-	VPANDD    Z29, Z20, Z2
-	VPSRLW    $0x02, Z20, Z20
-	VPANDD    Z29, Z20, Z3
+	VPSRLW    $0x02, Z20, Z1
+	VPANDD    Z29, Z1, Z1
+	VPSRLW    $0x04, Z20, Z2
+	VPANDD    Z29, Z2, Z2
+	VPSRLW    $0x06, Z20, Z3
+	VPANDD    Z29, Z3, Z3
 	MOVQ      40(AX), DX
 	ADDQ      CX, DX
-	VPMOVZXBW (DX), Z20
-	VPSLLW    $0x04, Z20, Z21
-	VPORD     Z21, Z20, Z20
+	VMOVDQU32 (DX), Z20
 	VPANDD    Z29, Z20, Z4
-	VPSRLW    $0x02, Z20, Z20
-	VPANDD    Z29, Z20, Z5
-	VPMOVZXBW 32(DX), Z20
-	VPSLLW    $0x04, Z20, Z21
-	VPORD     Z21, Z20, Z20
-	VPANDD    Z29, Z20, Z6
-	VPSRLW    $0x02, Z20, Z20
-	VPANDD    Z29, Z20, Z7
+	VPSRLW    $0x02, Z20, Z5
+	VPANDD    Z29, Z5, Z5
+	VPSRLW    $0x04, Z20, Z6
+	VPANDD    Z29, Z6, Z6
+	VPSRLW    $0x06, Z20, Z7
+	VPANDD    Z29, Z7, Z7
 	MOVQ      48(AX), DX
 	ADDQ      CX, DX
-	VPMOVZXBW (DX), Z20
-	VPSLLW    $0x04, Z20, Z21
-	VPORD     Z21, Z20, Z20
+	VMOVDQU32 (DX), Z20
 	VPANDD    Z29, Z20, Z8
-	VPSRLW    $0x02, Z20, Z20
-	VPANDD    Z29, Z20, Z9
-	VPMOVZXBW 32(DX), Z20
-	VPSLLW    $0x04, Z20, Z21
-	VPORD     Z21, Z20, Z20
-	VPANDD    Z29, Z20, Z10
-	VPSRLW    $0x02, Z20, Z20
-	VPANDD    Z29, Z20, Z11
+	VPSRLW    $0x02, Z20, Z9
+	VPANDD    Z29, Z9, Z9
+	VPSRLW    $0x04, Z20, Z10
+	VPANDD    Z29, Z10, Z10
+	VPSRLW    $0x06, Z20, Z11
+	VPANDD    Z29, Z11, Z11
 	MOVQ      56(AX), DX
 	ADDQ      CX, DX
-	VPMOVZXBW (DX), Z20
-	VPSLLW    $0x04, Z20, Z21
-	VPORD     Z21, Z20, Z20
+	VMOVDQU32 (DX), Z20
 	VPANDD    Z29, Z20, Z12
-	VPSRLW    $0x02, Z20, Z20
-	VPANDD    Z29, Z20, Z13
-	VPMOVZXBW 32(DX), Z20
-	VPSLLW    $0x04, Z20, Z21
-	VPORD     Z21, Z20, Z20
-	VPANDD    Z29, Z20, Z14
-	VPSRLW    $0x02, Z20, Z20
-	VPANDD    Z29, Z20, Z15
+	VPSRLW    $0x02, Z20, Z13
+	VPANDD    Z29, Z13, Z13
+	VPSRLW    $0x04, Z20, Z14
+	VPANDD    Z29, Z14, Z14
+	VPSRLW    $0x06, Z20, Z15
+	VPANDD    Z29, Z15, Z15
 	MOVQ      128(AX), CX
 	MOVQ      176(AX), DX
 	MOVQ      136(AX), DI
@@ -1987,46 +2155,46 @@ lastvector:
 	VMOVDQU32       64(R8)(BX*1), Z17
 	VMOVDQU32       128(R8)(BX*1), Z18
 	VMOVDQU32       192(R8)(BX*1), Z19
+	VMOVDQU32       evenQuads<>+0(SB), Z24
+	VMOVDQU32       oddQuads<>+0(SB), Z25
+	VMOVDQU32       everySecond<>+0(SB), Z26
+	VPSHUFB         Z26, Z16, Z16
+	VPSHUFB         Z26, Z17, Z17
+	VPSHUFB         Z26, Z18, Z18
+	VPSHUFB         Z26, Z19, Z19
+	VMOVDQA32       Z16, Z27
+	VPERMT2Q        Z18, Z24, Z27
+	VPERMT2Q        Z18, Z25, Z16
+	VMOVDQA32       Z17, Z18
+	VPERMT2Q        Z19, Z24, Z18
+	VPERMT2Q        Z19, Z25, Z17
 	VPXORD          Z20, Z20, Z20
+	VPDPBUSD        Z27, Z0, Z20
+	VPDPBUSD        Z18, Z1, Z20
+	VPDPBUSD        Z16, Z2, Z20
+	VPDPBUSD        Z17, Z3, Z20
 	VPXORD          Z21, Z21, Z21
+	VPDPBUSD        Z27, Z4, Z21
+	VPDPBUSD        Z18, Z5, Z21
+	VPDPBUSD        Z16, Z6, Z21
+	VPDPBUSD        Z17, Z7, Z21
 	VPXORD          Z22, Z22, Z22
+	VPDPBUSD        Z27, Z8, Z22
+	VPDPBUSD        Z18, Z9, Z22
+	VPDPBUSD        Z16, Z10, Z22
+	VPDPBUSD        Z17, Z11, Z22
 	VPXORD          Z23, Z23, Z23
-	VPXORD          Z24, Z24, Z24
-	VPXORD          Z25, Z25, Z25
-	VPXORD          Z26, Z26, Z26
-	VPXORD          Z27, Z27, Z27
-	VPDPBUSD        Z16, Z0, Z20
-	VPDPBUSD        Z18, Z2, Z21
-	VPDPBUSD        Z16, Z4, Z22
-	VPDPBUSD        Z18, Z6, Z23
-	VPDPBUSD        Z16, Z8, Z24
-	VPDPBUSD        Z18, Z10, Z25
-	VPDPBUSD        Z16, Z12, Z26
-	VPDPBUSD        Z18, Z14, Z27
-	VPDPBUSD        Z17, Z1, Z20
-	VPDPBUSD        Z19, Z3, Z21
-	VPDPBUSD        Z17, Z5, Z22
-	VPDPBUSD        Z19, Z7, Z23
-	VPDPBUSD        Z17, Z9, Z24
-	VPDPBUSD        Z19, Z11, Z25
-	VPDPBUSD        Z17, Z13, Z26
-	VPDPBUSD        Z19, Z15, Z27
+	VPDPBUSD        Z27, Z12, Z23
+	VPDPBUSD        Z18, Z13, Z23
+	VPDPBUSD        Z16, Z14, Z23
+	VPDPBUSD        Z17, Z15, Z23
 	VPACKSSDW       Z21, Z20, Z20
 	VPMADDWD        Z31, Z20, Z20
 	VPACKSSDW       Z23, Z22, Z22
 	VPMADDWD        Z31, Z22, Z22
-	VPACKSSDW       Z25, Z24, Z24
-	VPMADDWD        Z31, Z24, Z24
-	VPACKSSDW       Z27, Z26, Z26
-	VPMADDWD        Z31, Z26, Z26
 	VPACKSSDW       Z22, Z20, Z20
 	VPMADDWD        Z31, Z20, Z20
-	VPACKSSDW       Z26, Z24, Z24
-	VPMADDWD        Z31, Z24, Z24
-	VSHUFI32X4      $0x88, Z24, Z20, Z21
-	VSHUFI32X4      $0xdd, Z24, Z20, Z22
-	VPADDD          Z21, Z22, Z21
-	VPERMD          Z21, Z30, Z21
+	VPERMD          Z20, Z30, Z21
 	MOVQ            88(CX), R8
 	VBROADCASTI32X4 (R8)(SI*1), Z22
 	VPSRAD          $0x02, Z22, Z22
@@ -2087,7 +2255,7 @@ end:
 	RET
 
 // func int3G64AVX512(t *byte)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VL, AVX512VNNI, BMI2, MMX+
+// Requires: AVX, AVX2, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·int3G64AVX512(SB), NOSPLIT, $0-8
 	MOVQ         t+0(FP), AX
 	MOVL         $0x03030303, CX
@@ -2096,7 +2264,7 @@ TEXT ·int3G64AVX512(SB), NOSPLIT, $0-8
 	VPBROADCASTD CX, Z31
 
 tile:
-	VMOVDQU32 stripeOrder<>+0(SB), Z30
+	VMOVDQU32 blocksOfRows<>+0(SB), Z30
 	MOVQ      176(AX), CX
 	MOVQ      136(AX), DX
 	VPXOR     Y0, Y0, Y0
@@ -2122,228 +2290,103 @@ quad:
 	ADDQ         $0x00000040, R9
 	MOVL         $0x04040404, R10
 	VPBROADCASTD R10, Z22
+	VMOVDQU32    int3Low<>+0(SB), Z16
+	VMOVDQU32    int3High<>+0(SB), Z17
+	VMOVDQU32    int3Twice<>+0(SB), Z18
 	MOVQ         (AX), R10
 	ADDQ         CX, R10
 	PREFETCHT1   (R8)
-	VMOVDQU32    (R10), X20
-	VINSERTI32X4 $0x01, 24(R10), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
-	VPANDD       Z29, Z20, Z0
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z1
-	MOVQ         $0x5555555555555555, R13
-	MOVQ         16(R10), R11
-	PEXTQ        R13, R11, R11
-	MOVQ         40(R10), R12
-	PEXTQ        R13, R12, R12
-	SHLQ         $0x20, R12
-	ORQ          R12, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z0, K1, Z0
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R13
-	MOVQ         16(R10), R11
-	PEXTQ        R13, R11, R11
-	MOVQ         40(R10), R12
-	PEXTQ        R13, R12, R12
-	SHLQ         $0x20, R12
-	ORQ          R12, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z1, K1, Z1
+	VMOVDQU32    (R10), Z20
+	VMOVDQU32    Z20, Z21
+	VPERMT2Q     32(R10), Z16, Z20
+	VPERMT2Q     32(R10), Z17, Z21
 	PREFETCHT1   64(R8)
-	VMOVDQU32    48(R10), X20
-	VINSERTI32X4 $0x01, 72(R10), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
-	VPANDD       Z29, Z20, Z2
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z3
-	MOVQ         $0x5555555555555555, R13
-	MOVQ         64(R10), R11
-	PEXTQ        R13, R11, R11
-	MOVQ         88(R10), R12
-	PEXTQ        R13, R12, R12
-	SHLQ         $0x20, R12
-	ORQ          R12, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z2, K1, Z2
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R12
-	MOVQ         64(R10), R11
-	PEXTQ        R12, R11, R11
-	MOVQ         88(R10), R10
-	PEXTQ        R12, R10, R10
-	SHLQ         $0x20, R10
-	ORQ          R10, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z3, K1, Z3
+	VPSRLVQ      int3Nibbles<>+0(SB), Z21, Z21
+	VPSHUFB      Z18, Z21, Z21
+	VPANDD       Z29, Z20, Z0
+	VPSRLW       $0x02, Z20, Z1
+	VPANDD       Z29, Z1, Z1
+	VPSRLW       $0x04, Z20, Z2
+	VPANDD       Z29, Z2, Z2
+	VPSRLW       $0x06, Z20, Z3
+	VPANDD       Z29, Z3, Z3
+	VPSLLW       $0x02, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z0
+	VPSLLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z1
+	VPTERNLOGD   $0xf8, Z22, Z21, Z2
+	VPSRLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z3
 	MOVQ         8(AX), R10
 	ADDQ         CX, R10
 	PREFETCHT1   128(R8)
-	VMOVDQU32    (R10), X20
-	VINSERTI32X4 $0x01, 24(R10), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
-	VPANDD       Z29, Z20, Z4
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z5
-	MOVQ         $0x5555555555555555, R13
-	MOVQ         16(R10), R11
-	PEXTQ        R13, R11, R11
-	MOVQ         40(R10), R12
-	PEXTQ        R13, R12, R12
-	SHLQ         $0x20, R12
-	ORQ          R12, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z4, K1, Z4
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R13
-	MOVQ         16(R10), R11
-	PEXTQ        R13, R11, R11
-	MOVQ         40(R10), R12
-	PEXTQ        R13, R12, R12
-	SHLQ         $0x20, R12
-	ORQ          R12, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z5, K1, Z5
+	VMOVDQU32    (R10), Z20
+	VMOVDQU32    Z20, Z21
+	VPERMT2Q     32(R10), Z16, Z20
+	VPERMT2Q     32(R10), Z17, Z21
 	PREFETCHT1   192(R8)
-	VMOVDQU32    48(R10), X20
-	VINSERTI32X4 $0x01, 72(R10), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
-	VPANDD       Z29, Z20, Z6
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z7
-	MOVQ         $0x5555555555555555, R13
-	MOVQ         64(R10), R11
-	PEXTQ        R13, R11, R11
-	MOVQ         88(R10), R12
-	PEXTQ        R13, R12, R12
-	SHLQ         $0x20, R12
-	ORQ          R12, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z6, K1, Z6
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R12
-	MOVQ         64(R10), R11
-	PEXTQ        R12, R11, R11
-	MOVQ         88(R10), R10
-	PEXTQ        R12, R10, R10
-	SHLQ         $0x20, R10
-	ORQ          R10, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z7, K1, Z7
+	VPSRLVQ      int3Nibbles<>+0(SB), Z21, Z21
+	VPSHUFB      Z18, Z21, Z21
+	VPANDD       Z29, Z20, Z4
+	VPSRLW       $0x02, Z20, Z5
+	VPANDD       Z29, Z5, Z5
+	VPSRLW       $0x04, Z20, Z6
+	VPANDD       Z29, Z6, Z6
+	VPSRLW       $0x06, Z20, Z7
+	VPANDD       Z29, Z7, Z7
+	VPSLLW       $0x02, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z4
+	VPSLLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z5
+	VPTERNLOGD   $0xf8, Z22, Z21, Z6
+	VPSRLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z7
 	MOVQ         16(AX), R10
 	ADDQ         CX, R10
 	PREFETCHT1   256(R8)
-	VMOVDQU32    (R10), X20
-	VINSERTI32X4 $0x01, 24(R10), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
-	VPANDD       Z29, Z20, Z8
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z9
-	MOVQ         $0x5555555555555555, R13
-	MOVQ         16(R10), R11
-	PEXTQ        R13, R11, R11
-	MOVQ         40(R10), R12
-	PEXTQ        R13, R12, R12
-	SHLQ         $0x20, R12
-	ORQ          R12, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z8, K1, Z8
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R13
-	MOVQ         16(R10), R11
-	PEXTQ        R13, R11, R11
-	MOVQ         40(R10), R12
-	PEXTQ        R13, R12, R12
-	SHLQ         $0x20, R12
-	ORQ          R12, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z9, K1, Z9
+	VMOVDQU32    (R10), Z20
+	VMOVDQU32    Z20, Z21
+	VPERMT2Q     32(R10), Z16, Z20
+	VPERMT2Q     32(R10), Z17, Z21
 	PREFETCHT1   320(R8)
-	VMOVDQU32    48(R10), X20
-	VINSERTI32X4 $0x01, 72(R10), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
-	VPANDD       Z29, Z20, Z10
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z11
-	MOVQ         $0x5555555555555555, R13
-	MOVQ         64(R10), R11
-	PEXTQ        R13, R11, R11
-	MOVQ         88(R10), R12
-	PEXTQ        R13, R12, R12
-	SHLQ         $0x20, R12
-	ORQ          R12, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z10, K1, Z10
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R12
-	MOVQ         64(R10), R11
-	PEXTQ        R12, R11, R11
-	MOVQ         88(R10), R10
-	PEXTQ        R12, R10, R10
-	SHLQ         $0x20, R10
-	ORQ          R10, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z11, K1, Z11
+	VPSRLVQ      int3Nibbles<>+0(SB), Z21, Z21
+	VPSHUFB      Z18, Z21, Z21
+	VPANDD       Z29, Z20, Z8
+	VPSRLW       $0x02, Z20, Z9
+	VPANDD       Z29, Z9, Z9
+	VPSRLW       $0x04, Z20, Z10
+	VPANDD       Z29, Z10, Z10
+	VPSRLW       $0x06, Z20, Z11
+	VPANDD       Z29, Z11, Z11
+	VPSLLW       $0x02, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z8
+	VPSLLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z9
+	VPTERNLOGD   $0xf8, Z22, Z21, Z10
+	VPSRLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z11
 	MOVQ         24(AX), R10
 	ADDQ         CX, R10
-	VMOVDQU32    (R10), X20
-	VINSERTI32X4 $0x01, 24(R10), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
+	VMOVDQU32    (R10), Z20
+	VMOVDQU32    Z20, Z21
+	VPERMT2Q     32(R10), Z16, Z20
+	VPERMT2Q     32(R10), Z17, Z21
+	VPSRLVQ      int3Nibbles<>+0(SB), Z21, Z21
+	VPSHUFB      Z18, Z21, Z21
 	VPANDD       Z29, Z20, Z12
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z13
-	MOVQ         $0x5555555555555555, R13
-	MOVQ         16(R10), R11
-	PEXTQ        R13, R11, R11
-	MOVQ         40(R10), R12
-	PEXTQ        R13, R12, R12
-	SHLQ         $0x20, R12
-	ORQ          R12, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z12, K1, Z12
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R13
-	MOVQ         16(R10), R11
-	PEXTQ        R13, R11, R11
-	MOVQ         40(R10), R12
-	PEXTQ        R13, R12, R12
-	SHLQ         $0x20, R12
-	ORQ          R12, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z13, K1, Z13
-	VMOVDQU32    48(R10), X20
-	VINSERTI32X4 $0x01, 72(R10), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
-	VPANDD       Z29, Z20, Z14
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z15
-	MOVQ         $0x5555555555555555, R13
-	MOVQ         64(R10), R11
-	PEXTQ        R13, R11, R11
-	MOVQ         88(R10), R12
-	PEXTQ        R13, R12, R12
-	SHLQ         $0x20, R12
-	ORQ          R12, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z14, K1, Z14
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R12
-	MOVQ         64(R10), R11
-	PEXTQ        R12, R11, R11
-	MOVQ         88(R10), R10
-	PEXTQ        R12, R10, R10
-	SHLQ         $0x20, R10
-	ORQ          R10, R11
-	KMOVQ        R11, K1
-	VPADDB       Z22, Z15, K1, Z15
+	VPSRLW       $0x02, Z20, Z13
+	VPANDD       Z29, Z13, Z13
+	VPSRLW       $0x04, Z20, Z14
+	VPANDD       Z29, Z14, Z14
+	VPSRLW       $0x06, Z20, Z15
+	VPANDD       Z29, Z15, Z15
+	VPSLLW       $0x02, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z12
+	VPSLLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z13
+	VPTERNLOGD   $0xf8, Z22, Z21, Z14
+	VPSRLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z15
 	MOVQ         64(AX), R10
 	VMOVUPS      (R10)(DX*1), X28
 	MOVQ         72(AX), R10
@@ -2362,46 +2405,46 @@ vector:
 	VMOVDQU32       64(R13)(BX*1), Z17
 	VMOVDQU32       128(R13)(BX*1), Z18
 	VMOVDQU32       192(R13)(BX*1), Z19
+	VMOVDQU32       evenQuads<>+0(SB), Z24
+	VMOVDQU32       oddQuads<>+0(SB), Z25
+	VMOVDQU32       everySecond<>+0(SB), Z26
+	VPSHUFB         Z26, Z16, Z16
+	VPSHUFB         Z26, Z17, Z17
+	VPSHUFB         Z26, Z18, Z18
+	VPSHUFB         Z26, Z19, Z19
+	VMOVDQA32       Z16, Z27
+	VPERMT2Q        Z18, Z24, Z27
+	VPERMT2Q        Z18, Z25, Z16
+	VMOVDQA32       Z17, Z18
+	VPERMT2Q        Z19, Z24, Z18
+	VPERMT2Q        Z19, Z25, Z17
 	VPXORD          Z20, Z20, Z20
+	VPDPBUSD        Z27, Z0, Z20
+	VPDPBUSD        Z18, Z1, Z20
+	VPDPBUSD        Z16, Z2, Z20
+	VPDPBUSD        Z17, Z3, Z20
 	VPXORD          Z21, Z21, Z21
+	VPDPBUSD        Z27, Z4, Z21
+	VPDPBUSD        Z18, Z5, Z21
+	VPDPBUSD        Z16, Z6, Z21
+	VPDPBUSD        Z17, Z7, Z21
 	VPXORD          Z22, Z22, Z22
+	VPDPBUSD        Z27, Z8, Z22
+	VPDPBUSD        Z18, Z9, Z22
+	VPDPBUSD        Z16, Z10, Z22
+	VPDPBUSD        Z17, Z11, Z22
 	VPXORD          Z23, Z23, Z23
-	VPXORD          Z24, Z24, Z24
-	VPXORD          Z25, Z25, Z25
-	VPXORD          Z26, Z26, Z26
-	VPXORD          Z27, Z27, Z27
-	VPDPBUSD        Z16, Z0, Z20
-	VPDPBUSD        Z18, Z2, Z21
-	VPDPBUSD        Z16, Z4, Z22
-	VPDPBUSD        Z18, Z6, Z23
-	VPDPBUSD        Z16, Z8, Z24
-	VPDPBUSD        Z18, Z10, Z25
-	VPDPBUSD        Z16, Z12, Z26
-	VPDPBUSD        Z18, Z14, Z27
-	VPDPBUSD        Z17, Z1, Z20
-	VPDPBUSD        Z19, Z3, Z21
-	VPDPBUSD        Z17, Z5, Z22
-	VPDPBUSD        Z19, Z7, Z23
-	VPDPBUSD        Z17, Z9, Z24
-	VPDPBUSD        Z19, Z11, Z25
-	VPDPBUSD        Z17, Z13, Z26
-	VPDPBUSD        Z19, Z15, Z27
+	VPDPBUSD        Z27, Z12, Z23
+	VPDPBUSD        Z18, Z13, Z23
+	VPDPBUSD        Z16, Z14, Z23
+	VPDPBUSD        Z17, Z15, Z23
 	VPACKSSDW       Z21, Z20, Z20
 	VPMADDWD        Z31, Z20, Z20
 	VPACKSSDW       Z23, Z22, Z22
 	VPMADDWD        Z31, Z22, Z22
-	VPACKSSDW       Z25, Z24, Z24
-	VPMADDWD        Z31, Z24, Z24
-	VPACKSSDW       Z27, Z26, Z26
-	VPMADDWD        Z31, Z26, Z26
 	VPACKSSDW       Z22, Z20, Z20
 	VPMADDWD        Z31, Z20, Z20
-	VPACKSSDW       Z26, Z24, Z24
-	VPMADDWD        Z31, Z24, Z24
-	VSHUFI32X4      $0x88, Z24, Z20, Z21
-	VSHUFI32X4      $0xdd, Z24, Z20, Z22
-	VPADDD          Z21, Z22, Z21
-	VPERMD          Z21, Z30, Z21
+	VPERMD          Z20, Z30, Z21
 	MOVQ            88(R10), R13
 	VBROADCASTI32X4 (R13)(SI*1), Z22
 	VPSRAD          $0x01, Z22, Z22
@@ -2432,222 +2475,97 @@ rest:
 	XORQ         DX, DX
 	MOVL         $0x04040404, DI
 	VPBROADCASTD DI, Z22
+	VMOVDQU32    int3Low<>+0(SB), Z16
+	VMOVDQU32    int3High<>+0(SB), Z17
+	VMOVDQU32    int3Twice<>+0(SB), Z18
 	MOVQ         32(AX), DI
 	ADDQ         CX, DI
-	VMOVDQU32    (DI), X20
-	VINSERTI32X4 $0x01, 24(DI), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
+	VMOVDQU32    (DI), Z20
+	VMOVDQU32    Z20, Z21
+	VPERMT2Q     32(DI), Z16, Z20
+	VPERMT2Q     32(DI), Z17, Z21
+	VPSRLVQ      int3Nibbles<>+0(SB), Z21, Z21
+	VPSHUFB      Z18, Z21, Z21
 	VPANDD       Z29, Z20, Z0
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z1
-	MOVQ         $0x5555555555555555, R10
-	MOVQ         16(DI), R8
-	PEXTQ        R10, R8, R8
-	MOVQ         40(DI), R9
-	PEXTQ        R10, R9, R9
-	SHLQ         $0x20, R9
-	ORQ          R9, R8
-	KMOVQ        R8, K1
-	VPADDB       Z22, Z0, K1, Z0
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R10
-	MOVQ         16(DI), R8
-	PEXTQ        R10, R8, R8
-	MOVQ         40(DI), R9
-	PEXTQ        R10, R9, R9
-	SHLQ         $0x20, R9
-	ORQ          R9, R8
-	KMOVQ        R8, K1
-	VPADDB       Z22, Z1, K1, Z1
-	VMOVDQU32    48(DI), X20
-	VINSERTI32X4 $0x01, 72(DI), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
-	VPANDD       Z29, Z20, Z2
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z3
-	MOVQ         $0x5555555555555555, R10
-	MOVQ         64(DI), R8
-	PEXTQ        R10, R8, R8
-	MOVQ         88(DI), R9
-	PEXTQ        R10, R9, R9
-	SHLQ         $0x20, R9
-	ORQ          R9, R8
-	KMOVQ        R8, K1
-	VPADDB       Z22, Z2, K1, Z2
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R9
-	MOVQ         64(DI), R8
-	PEXTQ        R9, R8, R8
-	MOVQ         88(DI), DI
-	PEXTQ        R9, DI, DI
-	SHLQ         $0x20, DI
-	ORQ          DI, R8
-	KMOVQ        R8, K1
-	VPADDB       Z22, Z3, K1, Z3
+	VPSRLW       $0x02, Z20, Z1
+	VPANDD       Z29, Z1, Z1
+	VPSRLW       $0x04, Z20, Z2
+	VPANDD       Z29, Z2, Z2
+	VPSRLW       $0x06, Z20, Z3
+	VPANDD       Z29, Z3, Z3
+	VPSLLW       $0x02, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z0
+	VPSLLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z1
+	VPTERNLOGD   $0xf8, Z22, Z21, Z2
+	VPSRLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z3
 	MOVQ         40(AX), DI
 	ADDQ         CX, DI
-	VMOVDQU32    (DI), X20
-	VINSERTI32X4 $0x01, 24(DI), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
+	VMOVDQU32    (DI), Z20
+	VMOVDQU32    Z20, Z21
+	VPERMT2Q     32(DI), Z16, Z20
+	VPERMT2Q     32(DI), Z17, Z21
+	VPSRLVQ      int3Nibbles<>+0(SB), Z21, Z21
+	VPSHUFB      Z18, Z21, Z21
 	VPANDD       Z29, Z20, Z4
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z5
-	MOVQ         $0x5555555555555555, R10
-	MOVQ         16(DI), R8
-	PEXTQ        R10, R8, R8
-	MOVQ         40(DI), R9
-	PEXTQ        R10, R9, R9
-	SHLQ         $0x20, R9
-	ORQ          R9, R8
-	KMOVQ        R8, K1
-	VPADDB       Z22, Z4, K1, Z4
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R10
-	MOVQ         16(DI), R8
-	PEXTQ        R10, R8, R8
-	MOVQ         40(DI), R9
-	PEXTQ        R10, R9, R9
-	SHLQ         $0x20, R9
-	ORQ          R9, R8
-	KMOVQ        R8, K1
-	VPADDB       Z22, Z5, K1, Z5
-	VMOVDQU32    48(DI), X20
-	VINSERTI32X4 $0x01, 72(DI), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
-	VPANDD       Z29, Z20, Z6
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z7
-	MOVQ         $0x5555555555555555, R10
-	MOVQ         64(DI), R8
-	PEXTQ        R10, R8, R8
-	MOVQ         88(DI), R9
-	PEXTQ        R10, R9, R9
-	SHLQ         $0x20, R9
-	ORQ          R9, R8
-	KMOVQ        R8, K1
-	VPADDB       Z22, Z6, K1, Z6
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R9
-	MOVQ         64(DI), R8
-	PEXTQ        R9, R8, R8
-	MOVQ         88(DI), DI
-	PEXTQ        R9, DI, DI
-	SHLQ         $0x20, DI
-	ORQ          DI, R8
-	KMOVQ        R8, K1
-	VPADDB       Z22, Z7, K1, Z7
+	VPSRLW       $0x02, Z20, Z5
+	VPANDD       Z29, Z5, Z5
+	VPSRLW       $0x04, Z20, Z6
+	VPANDD       Z29, Z6, Z6
+	VPSRLW       $0x06, Z20, Z7
+	VPANDD       Z29, Z7, Z7
+	VPSLLW       $0x02, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z4
+	VPSLLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z5
+	VPTERNLOGD   $0xf8, Z22, Z21, Z6
+	VPSRLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z7
 	MOVQ         48(AX), DI
 	ADDQ         CX, DI
-	VMOVDQU32    (DI), X20
-	VINSERTI32X4 $0x01, 24(DI), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
+	VMOVDQU32    (DI), Z20
+	VMOVDQU32    Z20, Z21
+	VPERMT2Q     32(DI), Z16, Z20
+	VPERMT2Q     32(DI), Z17, Z21
+	VPSRLVQ      int3Nibbles<>+0(SB), Z21, Z21
+	VPSHUFB      Z18, Z21, Z21
 	VPANDD       Z29, Z20, Z8
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z9
-	MOVQ         $0x5555555555555555, R10
-	MOVQ         16(DI), R8
-	PEXTQ        R10, R8, R8
-	MOVQ         40(DI), R9
-	PEXTQ        R10, R9, R9
-	SHLQ         $0x20, R9
-	ORQ          R9, R8
-	KMOVQ        R8, K1
-	VPADDB       Z22, Z8, K1, Z8
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R10
-	MOVQ         16(DI), R8
-	PEXTQ        R10, R8, R8
-	MOVQ         40(DI), R9
-	PEXTQ        R10, R9, R9
-	SHLQ         $0x20, R9
-	ORQ          R9, R8
-	KMOVQ        R8, K1
-	VPADDB       Z22, Z9, K1, Z9
-	VMOVDQU32    48(DI), X20
-	VINSERTI32X4 $0x01, 72(DI), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
-	VPANDD       Z29, Z20, Z10
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z11
-	MOVQ         $0x5555555555555555, R10
-	MOVQ         64(DI), R8
-	PEXTQ        R10, R8, R8
-	MOVQ         88(DI), R9
-	PEXTQ        R10, R9, R9
-	SHLQ         $0x20, R9
-	ORQ          R9, R8
-	KMOVQ        R8, K1
-	VPADDB       Z22, Z10, K1, Z10
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R9
-	MOVQ         64(DI), R8
-	PEXTQ        R9, R8, R8
-	MOVQ         88(DI), DI
-	PEXTQ        R9, DI, DI
-	SHLQ         $0x20, DI
-	ORQ          DI, R8
-	KMOVQ        R8, K1
-	VPADDB       Z22, Z11, K1, Z11
+	VPSRLW       $0x02, Z20, Z9
+	VPANDD       Z29, Z9, Z9
+	VPSRLW       $0x04, Z20, Z10
+	VPANDD       Z29, Z10, Z10
+	VPSRLW       $0x06, Z20, Z11
+	VPANDD       Z29, Z11, Z11
+	VPSLLW       $0x02, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z8
+	VPSLLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z9
+	VPTERNLOGD   $0xf8, Z22, Z21, Z10
+	VPSRLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z11
 	MOVQ         56(AX), DI
 	ADDQ         CX, DI
-	VMOVDQU32    (DI), X20
-	VINSERTI32X4 $0x01, 24(DI), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
+	VMOVDQU32    (DI), Z20
+	VMOVDQU32    Z20, Z21
+	VPERMT2Q     32(DI), Z16, Z20
+	VPERMT2Q     32(DI), Z17, Z21
+	VPSRLVQ      int3Nibbles<>+0(SB), Z21, Z21
+	VPSHUFB      Z18, Z21, Z21
 	VPANDD       Z29, Z20, Z12
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z13
-	MOVQ         $0x5555555555555555, R9
-	MOVQ         16(DI), CX
-	PEXTQ        R9, CX, CX
-	MOVQ         40(DI), R8
-	PEXTQ        R9, R8, R8
-	SHLQ         $0x20, R8
-	ORQ          R8, CX
-	KMOVQ        CX, K1
-	VPADDB       Z22, Z12, K1, Z12
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R9
-	MOVQ         16(DI), CX
-	PEXTQ        R9, CX, CX
-	MOVQ         40(DI), R8
-	PEXTQ        R9, R8, R8
-	SHLQ         $0x20, R8
-	ORQ          R8, CX
-	KMOVQ        CX, K1
-	VPADDB       Z22, Z13, K1, Z13
-	VMOVDQU32    48(DI), X20
-	VINSERTI32X4 $0x01, 72(DI), Y20, Y20
-	VPMOVZXBW    Y20, Z20
-	VPSLLW       $0x04, Z20, Z21
-	VPORD        Z21, Z20, Z20
-	VPANDD       Z29, Z20, Z14
-	VPSRLW       $0x02, Z20, Z20
-	VPANDD       Z29, Z20, Z15
-	MOVQ         $0x5555555555555555, R9
-	MOVQ         64(DI), CX
-	PEXTQ        R9, CX, CX
-	MOVQ         88(DI), R8
-	PEXTQ        R9, R8, R8
-	SHLQ         $0x20, R8
-	ORQ          R8, CX
-	KMOVQ        CX, K1
-	VPADDB       Z22, Z14, K1, Z14
-	MOVQ         $0xaaaaaaaaaaaaaaaa, R8
-	MOVQ         64(DI), CX
-	PEXTQ        R8, CX, CX
-	MOVQ         88(DI), DI
-	PEXTQ        R8, DI, DI
-	SHLQ         $0x20, DI
-	ORQ          DI, CX
-	KMOVQ        CX, K1
-	VPADDB       Z22, Z15, K1, Z15
+	VPSRLW       $0x02, Z20, Z13
+	VPANDD       Z29, Z13, Z13
+	VPSRLW       $0x04, Z20, Z14
+	VPANDD       Z29, Z14, Z14
+	VPSRLW       $0x06, Z20, Z15
+	VPANDD       Z29, Z15, Z15
+	VPSLLW       $0x02, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z12
+	VPSLLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z13
+	VPTERNLOGD   $0xf8, Z22, Z21, Z14
+	VPSRLW       $0x01, Z21, Z20
+	VPTERNLOGD   $0xf8, Z22, Z20, Z15
 	MOVQ         96(AX), CX
 	VMOVUPS      (CX)(DX*1), X28
 	MOVQ         104(AX), CX
@@ -2666,46 +2584,46 @@ lastvector:
 	VMOVDQU32       64(R8)(BX*1), Z17
 	VMOVDQU32       128(R8)(BX*1), Z18
 	VMOVDQU32       192(R8)(BX*1), Z19
+	VMOVDQU32       evenQuads<>+0(SB), Z24
+	VMOVDQU32       oddQuads<>+0(SB), Z25
+	VMOVDQU32       everySecond<>+0(SB), Z26
+	VPSHUFB         Z26, Z16, Z16
+	VPSHUFB         Z26, Z17, Z17
+	VPSHUFB         Z26, Z18, Z18
+	VPSHUFB         Z26, Z19, Z19
+	VMOVDQA32       Z16, Z27
+	VPERMT2Q        Z18, Z24, Z27
+	VPERMT2Q        Z18, Z25, Z16
+	VMOVDQA32       Z17, Z18
+	VPERMT2Q        Z19, Z24, Z18
+	VPERMT2Q        Z19, Z25, Z17
 	VPXORD          Z20, Z20, Z20
+	VPDPBUSD        Z27, Z0, Z20
+	VPDPBUSD        Z18, Z1, Z20
+	VPDPBUSD        Z16, Z2, Z20
+	VPDPBUSD        Z17, Z3, Z20
 	VPXORD          Z21, Z21, Z21
+	VPDPBUSD        Z27, Z4, Z21
+	VPDPBUSD        Z18, Z5, Z21
+	VPDPBUSD        Z16, Z6, Z21
+	VPDPBUSD        Z17, Z7, Z21
 	VPXORD          Z22, Z22, Z22
+	VPDPBUSD        Z27, Z8, Z22
+	VPDPBUSD        Z18, Z9, Z22
+	VPDPBUSD        Z16, Z10, Z22
+	VPDPBUSD        Z17, Z11, Z22
 	VPXORD          Z23, Z23, Z23
-	VPXORD          Z24, Z24, Z24
-	VPXORD          Z25, Z25, Z25
-	VPXORD          Z26, Z26, Z26
-	VPXORD          Z27, Z27, Z27
-	VPDPBUSD        Z16, Z0, Z20
-	VPDPBUSD        Z18, Z2, Z21
-	VPDPBUSD        Z16, Z4, Z22
-	VPDPBUSD        Z18, Z6, Z23
-	VPDPBUSD        Z16, Z8, Z24
-	VPDPBUSD        Z18, Z10, Z25
-	VPDPBUSD        Z16, Z12, Z26
-	VPDPBUSD        Z18, Z14, Z27
-	VPDPBUSD        Z17, Z1, Z20
-	VPDPBUSD        Z19, Z3, Z21
-	VPDPBUSD        Z17, Z5, Z22
-	VPDPBUSD        Z19, Z7, Z23
-	VPDPBUSD        Z17, Z9, Z24
-	VPDPBUSD        Z19, Z11, Z25
-	VPDPBUSD        Z17, Z13, Z26
-	VPDPBUSD        Z19, Z15, Z27
+	VPDPBUSD        Z27, Z12, Z23
+	VPDPBUSD        Z18, Z13, Z23
+	VPDPBUSD        Z16, Z14, Z23
+	VPDPBUSD        Z17, Z15, Z23
 	VPACKSSDW       Z21, Z20, Z20
 	VPMADDWD        Z31, Z20, Z20
 	VPACKSSDW       Z23, Z22, Z22
 	VPMADDWD        Z31, Z22, Z22
-	VPACKSSDW       Z25, Z24, Z24
-	VPMADDWD        Z31, Z24, Z24
-	VPACKSSDW       Z27, Z26, Z26
-	VPMADDWD        Z31, Z26, Z26
 	VPACKSSDW       Z22, Z20, Z20
 	VPMADDWD        Z31, Z20, Z20
-	VPACKSSDW       Z26, Z24, Z24
-	VPMADDWD        Z31, Z24, Z24
-	VSHUFI32X4      $0x88, Z24, Z20, Z21
-	VSHUFI32X4      $0xdd, Z24, Z20, Z22
-	VPADDD          Z21, Z22, Z21
-	VPERMD          Z21, Z30, Z21
+	VPERMD          Z20, Z30, Z21
 	MOVQ            88(CX), R8
 	VBROADCASTI32X4 (R8)(SI*1), Z22
 	VPSRAD          $0x01, Z22, Z22

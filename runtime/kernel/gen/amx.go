@@ -24,9 +24,9 @@ const (
 func init() { families["amx"] = amxFamily }
 
 func amxFamily() {
-	amxSpread("amxSpreadInt4", codes512{128, 3, unpack4, 0x0f0f0f0f})
-	amxSpread("amxSpreadInt3", codes512{96, 2, unpack3, 0x03030303})
-	amxSpread("amxSpreadInt2", codes512{64, 1, unpack2, 0x03030303})
+	amxSpread("amxSpreadInt4", codes512{128, 3, unpack4, 0x0f0f0f0f, false})
+	amxSpread("amxSpreadInt3", codes512{96, 2, unpack3, 0x03030303, false})
+	amxSpread("amxSpreadInt2", codes512{64, 1, unpack2, 0x03030303, false})
 	amxSpread("amxSpreadInt8", codes512{bytes: 256})
 	amxPack("amxPackNarrow", false)
 	amxPack("amxPackWide", true)

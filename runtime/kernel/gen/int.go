@@ -30,14 +30,24 @@ func intFamily() {
 	even := dwords("evenScales", 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
 	odd := dwords("oddScales", 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
 	c := consts512{idx, lanes, spread2, spread4, even, odd}
-	int4 := codes512{128, 3, unpack4, 0x0f0f0f0f}
+	planes = planes512{
+		order: dwords("blocksOfRows", 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
+		split: bytes("everySecond", lane(func(k int) int { return k%8*2 + k/8 })),
+		even:  qwords("evenQuads", 0, 2, 4, 6, 8, 10, 12, 14),
+		odd:   qwords("oddQuads", 1, 3, 5, 7, 9, 11, 13, 15),
+		low:   qwords("int3Low", 0, 1, 3, 4, 6, 7, 13, 14),
+		high:  qwords("int3High", 2, 2, 5, 5, 12, 12, 15, 15),
+		nib:   qwords("int3Nibbles", 0, 4, 0, 4, 0, 4, 0, 4),
+		twice: bytes("int3Twice", lane(func(k int) int { return k/2 + k%2*8 })),
+	}
+	int4 := codes512{128, 3, unpack4, 0x0f0f0f0f, false}
 	narrow512("int4RowAVX512", int4, perRow, c)
 	narrow512("int4G32AVX512", int4, perHalf, c)
 	narrow512("int4G64AVX512", int4, perBlock, c)
 	narrow512("int4G128AVX512", int4, per2, c)
 	narrow512("int4G256AVX512", int4, per4, c)
-	narrow512("int2RowAVX512", codes512{64, 1, unpack2, 0x03030303}, perRow, c)
-	narrow512("int3G64AVX512", codes512{96, 2, unpack3, 0x03030303}, perBlock, c)
+	narrow512("int2RowAVX512", codes512{64, 1, planes2, 0x03030303, true}, perRow, c)
+	narrow512("int3G64AVX512", codes512{96, 2, planes3, 0x03030303, true}, perBlock, c)
 	wide512("int8RowAVX512")
 	avx2Family()
 }
@@ -49,12 +59,14 @@ type codes512 struct {
 	zero   int // the zero point is 1<<zero
 	unpack func(raw Mem, w []reg.VecPhysical, k narrowRegs)
 	mask   uint32
+	planar bool // column 4k+p is byte k of register p, a block a lane
 }
 
 type consts512 struct{ idx, lanes, spread2, spread4, even, odd Mem }
 
 type narrowRegs struct {
 	mask, t0, t1, four reg.VecPhysical
+	low, high, twice   reg.VecPhysical // of planar int3
 	ask                func() // for a line ahead, once a line unpacked; nil asks for none
 }
 
@@ -93,6 +105,50 @@ func unpack2(raw Mem, w []reg.VecPhysical, k narrowRegs) {
 		k.touch()
 		VPMOVZXBW(raw.Offset(32*p), k.t0)
 		spread2Bits(k, w[2*p], w[2*p+1])
+	}
+}
+
+// planes512 are the constants of planar codes.
+type planes512 struct{ order, split, even, odd, low, high, nib, twice Mem }
+
+var planes planes512
+
+// fourPlanes makes bytes of the 2-bit codes in t0.
+func fourPlanes(w []reg.VecPhysical, k narrowRegs) {
+	VPANDD(k.mask, k.t0, w[0])
+	for p := 1; p < 4; p++ {
+		VPSRLW(Imm(uint64(2*p)), k.t0, w[p])
+		VPANDD(k.mask, w[p], w[p])
+	}
+}
+
+func planes2(raw Mem, w []reg.VecPhysical, k narrowRegs) {
+	k.touch()
+	VMOVDQU32(raw, k.t0)
+	fourPlanes(w, k)
+}
+
+// planes3 gathers a block's 16 bytes of low bits in a lane, and of its 64 high
+// bits a nibble for every four columns.
+func planes3(raw Mem, w []reg.VecPhysical, k narrowRegs) {
+	k.touch()
+	low, high := k.t0, k.t1
+	VMOVDQU32(raw, low)
+	VMOVDQU32(low, high)
+	VPERMT2Q(raw.Offset(32), k.low, low)
+	VPERMT2Q(raw.Offset(32), k.high, high)
+	k.touch()
+	VPSRLVQ(planes.nib, high, high)
+	VPSHUFB(k.twice, high, high)
+	fourPlanes(w, k)
+	const orAnd = 0xf8 // w | high&four
+	for p, shift := range []func(...Op){VPSLLW, VPSLLW, nil, VPSRLW} {
+		h := high
+		if shift != nil {
+			h = k.t0
+			shift(Imm(uint64(max(2-p, p-2))), high, h)
+		}
+		VPTERNLOGD(U8(orAnd), k.four, h, w[p])
 	}
 }
 
@@ -136,14 +192,24 @@ func narrow512(name string, f codes512, scales int, c consts512) {
 	VPBROADCASTD(tmp, mask)
 	MOVL(U32(0x00010001), tmp)
 	VPBROADCASTD(tmp, ones)
+	if f.planar {
+		k.low, k.high, k.twice = zmm[16], zmm[17], zmm[18]
+	}
 	Label("tile")
-	VMOVDQU32(c.idx, order)
+	if f.planar {
+		VMOVDQU32(planes.order, order)
+	} else {
+		VMOVDQU32(c.idx, order)
+	}
 	clearAcc(t, zmm[0])
 	at := start(t)
 	k.ask = at.ask
 	at.eachQuad(t, 4, f.bytes, func(wAt, sAt, scales int) {
 		if f.zero == 2 {
 			VPBROADCASTD(constant(0x04040404), k.four)
+			VMOVDQU32(planes.low, k.low)
+			VMOVDQU32(planes.high, k.high)
+			VMOVDQU32(planes.twice, k.twice)
 		}
 		if scales == perHalf {
 			VPBROADCASTD(constant(f.mask), mask)
@@ -158,6 +224,12 @@ func narrow512(name string, f codes512, scales int, c consts512) {
 			MOVQ(mem(act, actCodes), p)
 			for i := range acts {
 				VMOVDQU32(memX(p, at.act, 1, 64*i), acts[i])
+			}
+			if f.planar {
+				planarDots(w, acts, d, ones)
+				VPERMD(d[0], order, d[1])
+				f.finish(act, acc, at, scales, scale, d)
+				return
 			}
 			for i := range d { // d[2r] has blocks 0 and 1, d[2r+1] blocks 2 and 3 of row r
 				VPXORD(d[i], d[i], d[i])
@@ -201,21 +273,7 @@ func narrow512(name string, f codes512, scales int, c consts512) {
 			}
 			VPADDD(d[1], d[2], d[1])
 			VPERMD(d[1], order, d[1])
-			MOVQ(mem(act, actSums), p)
-			VBROADCASTI32X4(memX(p, at.quad, 1, 0), d[2])
-			if f.zero < 3 {
-				VPSRAD(Imm(uint64(3-f.zero)), d[2], d[2])
-			}
-			VPSUBD(d[2], d[1], d[1])
-			VCVTDQ2PS(d[1], d[1])
-			MOVQ(mem(act, actScale), p)
-			VBROADCASTF32X4(memX(p, at.quad, 1, 0), d[3])
-			if scales != perRow {
-				VMULPS(d[3], scale, d[3])
-			}
-			VMOVUPS(mem(acc, 0), d[0])
-			VFMADD231PS(d[3], d[1], d[0])
-			VMOVUPS(d[0], mem(acc, 0))
+			f.finish(act, acc, at, scales, scale, d)
 		})
 	}, scales)
 
@@ -234,6 +292,53 @@ func narrow512(name string, f codes512, scales int, c consts512) {
 		VMOVUPS(a.AsX(), mem(out, 0))
 	})
 	end()
+}
+
+// planarDots sets d[0] to the dots of four rows, a block a lane.
+func planarDots(w, acts, d []reg.VecPhysical, ones reg.VecPhysical) {
+	even, odd, split := d[4], d[5], d[6]
+	VMOVDQU32(planes.even, even)
+	VMOVDQU32(planes.odd, odd)
+	VMOVDQU32(planes.split, split)
+	for i := range acts {
+		VPSHUFB(split, acts[i], acts[i])
+	}
+	plane := []reg.VecPhysical{d[7], acts[2], acts[0], acts[1]} // of the columns 4k+p
+	for i := range 2 {
+		VMOVDQA32(acts[i], plane[i])
+		VPERMT2Q(acts[i+2], even, plane[i])
+		VPERMT2Q(acts[i+2], odd, acts[i])
+	}
+	for r := range 4 {
+		VPXORD(d[r], d[r], d[r])
+		for p := range 4 {
+			VPDPBUSD(plane[p], w[4*r+p], d[r])
+		}
+	}
+	for _, pair := range [][2]int{{0, 1}, {2, 3}, {0, 2}} {
+		VPACKSSDW(d[pair[1]], d[pair[0]], d[pair[0]])
+		VPMADDWD(ones, d[pair[0]], d[pair[0]])
+	}
+}
+
+// finish adds the dots d[1], a row a lane, less the zero point's share, to acc.
+func (f codes512) finish(act, acc reg.Register, at *place, scales int, scale reg.VecPhysical, d []reg.VecPhysical) {
+	p := GP64()
+	MOVQ(mem(act, actSums), p)
+	VBROADCASTI32X4(memX(p, at.quad, 1, 0), d[2])
+	if f.zero < 3 {
+		VPSRAD(Imm(uint64(3-f.zero)), d[2], d[2])
+	}
+	VPSUBD(d[2], d[1], d[1])
+	VCVTDQ2PS(d[1], d[1])
+	MOVQ(mem(act, actScale), p)
+	VBROADCASTF32X4(memX(p, at.quad, 1, 0), d[3])
+	if scales != perRow {
+		VMULPS(d[3], scale, d[3])
+	}
+	VMOVUPS(mem(acc, 0), d[0])
+	VFMADD231PS(d[3], d[1], d[0])
+	VMOVUPS(d[0], mem(acc, 0))
 }
 
 // rowScales is where the scales of the tile's rows are.

@@ -45,6 +45,32 @@ func dwords(name string, v ...uint32) operand.Mem {
 	return m
 }
 
+// qwords and bytes are the same in other sizes.
+func qwords(name string, v ...uint64) operand.Mem {
+	m := build.GLOBL(name, build.RODATA|build.NOPTR)
+	for i, x := range v {
+		build.DATA(8*i, operand.U64(x))
+	}
+	return m
+}
+
+func bytes(name string, v []byte) operand.Mem {
+	m := build.GLOBL(name, build.RODATA|build.NOPTR)
+	for i, x := range v {
+		build.DATA(i, operand.U8(x))
+	}
+	return m
+}
+
+// lane is what a 512-bit register holds that has f(k) in byte k of every lane.
+func lane(f func(k int) int) []byte {
+	v := make([]byte, 64)
+	for i := range v {
+		v[i] = byte(f(i % 16))
+	}
+	return v
+}
+
 func repeated(v uint32, n int) []uint32 {
 	s := make([]uint32, n)
 	for i := range s {
