@@ -4,6 +4,31 @@
 
 package kernel
 
+// f32ScoreBy1AVX512 multiplies 4 rows with 1 vectors.
+//
+//go:noescape
+func f32ScoreBy1AVX512(t *byte)
+
+// f32ScoreBy2AVX512 multiplies 4 rows with 2 vectors.
+//
+//go:noescape
+func f32ScoreBy2AVX512(t *byte)
+
+// f32ScoreBy4AVX512 multiplies 4 rows with 4 vectors.
+//
+//go:noescape
+func f32ScoreBy4AVX512(t *byte)
+
+// f32ScoreBy1AVX2 multiplies 4 rows with 1 vectors.
+//
+//go:noescape
+func f32ScoreBy1AVX2(t *byte)
+
+// f32ScoreBy2AVX2 multiplies 2 rows with 2 vectors.
+//
+//go:noescape
+func f32ScoreBy2AVX2(t *byte)
+
 // f32By1AVX512 multiplies 4 rows with 1 vectors.
 //
 //go:noescape
@@ -143,8 +168,3 @@ func readAVX512(p *byte, lines int) uint64
 //
 //go:noescape
 func readAVX2(p *byte, lines int) uint64
-
-// prefetchRows asks for the first lines cache lines of n picked rows, stride bytes apart.
-//
-//go:noescape
-func prefetchRows(rows *float32, stride int, picks *int32, n int, lines int)

@@ -91,13 +91,13 @@ func f32Tile(t *floatTile, n int) {
 	p := (*byte)(unsafe.Pointer(t))
 	switch {
 	case active >= avx512 && n == 4:
-		f32By4AVX512(p)
+		f32ScoreBy4AVX512(p)
 	case active >= avx512 && n == 2:
-		f32By2AVX512(p)
+		f32ScoreBy2AVX512(p)
 	case active >= avx512:
-		f32By1AVX512(p)
+		f32ScoreBy1AVX512(p)
 	default:
-		f32By1AVX2(p)
+		f32ScoreBy1AVX2(p)
 	}
 }
 

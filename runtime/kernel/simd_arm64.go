@@ -206,7 +206,4 @@ func countVec([]float32, float32) int { return 0 }
 
 func readVec(p *byte, lines int) uint64 { return readAll(unsafe.Slice(p, 64*lines)) }
 
-// prefetchRows leaves it to the processor, which follows rows of this size.
-func prefetchRows(*float32, int, *int32, int, int) {}
-
 func absorbFor(format.Spec) absorbKernel { return nil }

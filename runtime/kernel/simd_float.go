@@ -22,12 +22,14 @@ type floatTile struct {
 	out      unsafe.Pointer    // [4][4]float32: vector, row
 	bits     uint32            // a bit for each of the tail's columns
 	lanes    [16]uint32        // all ones for each of them
+	ask      uintptr           // what to prefetch in f32Tile: a row
 }
 
 var (
 	_ [64]byte  = [unsafe.Offsetof(floatTile{}.x)]byte{}
 	_ [128]byte = [unsafe.Offsetof(floatTile{}.out)]byte{}
 	_ [140]byte = [unsafe.Offsetof(floatTile{}.lanes)]byte{}
+	_ [208]byte = [unsafe.Offsetof(floatTile{}.ask)]byte{}
 )
 
 // floatKernel multiplies rows rows with n vectors, step columns at a time.

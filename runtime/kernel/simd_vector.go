@@ -28,13 +28,13 @@ func dotSIMD(a, b []float32) (float32, bool) {
 		t.w[r] = unsafe.Pointer(first(a))
 	}
 	t.x, t.out = unsafe.Pointer(&x[0]), unsafe.Pointer(&out[0])
-	t.next = uintptr(t.w[0])
+	t.ask = uintptr(t.w[0])
 	f32Tile(&t, 1)
 	return out[0], true
 }
 
-// scoreAhead is how many picked rows lie between those in work and those that
-// are asked for.
+// scoreAhead is how many rows lie between those in work and those that are asked
+// for, one while four vectors are multiplied: all at once would wait.
 const scoreAhead = 8
 
 // scoreSIMD sets dst[s][i] to the product of x[s] and the row of position i,
@@ -54,11 +54,9 @@ func scoreSIMD(dst, x [][]float32, cache []float32, stride int, positions []int3
 	n, width := len(dst[0]), len(x[0])
 	t.setColumns(width, 16)
 	t.out = unsafe.Pointer(&out[0])
+	base := address(cache)
 	for i := 0; i < n; i += 4 {
 		rows := min(4, n-i)
-		if at := i + scoreAhead; positions != nil && at < n {
-			prefetchRows(first(cache), 4*stride, &positions[at], min(4, n-at), width/16)
-		}
 		for r := range t.w {
 			p := i + min(r, rows-1)
 			if positions != nil {
@@ -66,13 +64,17 @@ func scoreSIMD(dst, x [][]float32, cache []float32, stride int, positions []int3
 			}
 			t.w[r] = unsafe.Pointer(first(cache[p*stride:][:width]))
 		}
-		t.next = uintptr(t.w[0])
-		if positions == nil {
-			t.next += ahead(16 * stride)
-		}
+		row := 0 // of the four to ask for
 		for s := 0; s < len(x); {
 			k := dotVectors(len(x) - s)
-			t.x = unsafe.Pointer(&x[s])
+			t.x, t.ask = unsafe.Pointer(&x[s]), uintptr(t.w[0])
+			if at := i + scoreAhead + row; row < 4 && at < n && s >= row*len(x)/4 {
+				t.ask = base + uintptr(at*4*stride)
+				if positions != nil {
+					t.ask = base + uintptr(int(positions[at])*4*stride)
+				}
+				row++
+			}
 			f32Tile(&t, k)
 			for j, d := range dst[s : s+k] {
 				d = d[i:][:rows]
@@ -134,13 +136,32 @@ type fourSums struct {
 	rows   unsafe.Pointer    // the same columns of the first row
 	stride int               // bytes between rows
 	n      int
-	picks  *int32 // [n], or nil for the first n rows
+	picks  *int32                         // [n], or nil for the first n rows
+	ask    [latentTile / askLines]uintptr // what to prefetch: askLines lines each
+}
+
+// askLines is a power of two, the assembly knows it.
+const askLines = 32
+
+var _ [96]byte = [unsafe.Offsetof(fourSums{}.ask)]byte{}
+
+// nextRows are n rows that will be needed, the given ones or those from first on.
+type nextRows struct {
+	picks    []int32
+	first, n int
+}
+
+func (r nextRows) at(i int) int {
+	if r.picks != nil {
+		return int(r.picks[i])
+	}
+	return r.first + i
 }
 
 // sumRows adds the rows times w[s][from:to] to sums[s], four sums at a time if
 // the columns allow: those of a tile stay in the first-level cache for all.
-// Meanwhile it asks for the rows of the picks to come.
-func sumRows(sums, w [][]float32, from, to int, rows []float32, stride int, picks, next []int32) {
+// Meanwhile it asks for the next rows.
+func sumRows(sums, w [][]float32, from, to int, rows []float32, stride int, picks []int32, next nextRows) {
 	width, fours := len(sums[0]), 0
 	if width%sumColumns == 0 {
 		fours = len(sums) &^ 3
@@ -158,13 +179,18 @@ func sumRows(sums, w [][]float32, from, to int, rows []float32, stride int, pick
 		_ = rows[int(pick)*stride:][:width]
 	}
 	t := fourSums{stride: 4 * stride, n: to - from, picks: first(picks)}
-	columns := sumColumns
+	const columns = sumColumns
+	base, asked, calls := address(rows), 0, width/columns*fours/4
 	for c := 0; c < width; c += columns {
-		if ask := next[len(next)*c/width : len(next)*(c+columns)/width]; len(ask) > 0 {
-			prefetchRows(&rows[0], 4*stride, &ask[0], len(ask), width/16)
-		}
 		t.rows = unsafe.Pointer(&rows[c])
 		for s := 0; s < fours; s += 4 {
+			call := c/columns*fours/4 + s/4 + 1
+			for k := range t.ask {
+				if t.ask[k] = base; asked < min(next.n*call/calls, next.n) {
+					t.ask[k] += uintptr(4 * stride * next.at(asked))
+					asked++
+				}
+			}
 			for q := range t.acc {
 				t.acc[q] = unsafe.Pointer(&sums[s+q][c:][:columns][0])
 				t.w[q] = unsafe.Pointer(&w[s+q][from:to][0])
@@ -207,11 +233,11 @@ func latentSIMD(dst, p [][]float32, cache []float32, stride int, positions []int
 		for end < n && end < i+latentTile && at(end)/Chunk == chunk {
 			end++
 		}
-		rows, picks, next := cache, []int32(nil), []int32(nil)
+		rows, picks, next := cache, []int32(nil), nextRows{n: min(latentTile, n-end)}
 		if positions == nil {
-			rows = cache[i*stride:]
+			rows, next.first = cache[i*stride:], end-i
 		} else {
-			picks, next = positions[i:end], positions[end:min(end+latentTile, n)]
+			picks, next.picks = positions[i:end], positions[end:]
 		}
 		sumRows(tmp.views, p, i, end, rows, stride, picks, next)
 		if end == n || at(end)/Chunk != chunk {
@@ -313,10 +339,10 @@ func indexSIMD(dst, q, w, keys []float32, hd int, scale float32) bool {
 		for r := range t.w {
 			t.w[r] = unsafe.Pointer(first(keys[(i+min(r, rows-1))*hd:][:hd]))
 		}
-		t.next = uintptr(t.w[0]) + ahead(16*hd)
 		for h := 0; h < len(w); {
 			k := dotVectors(len(w) - h)
 			t.x, t.out = unsafe.Pointer(&heads[h]), unsafe.Pointer(&dots[4*h])
+			t.ask = uintptr(t.w[0]) + uintptr(4*hd*(scoreAhead+h/4%4))
 			f32Tile(&t, k)
 			h += k
 		}
@@ -442,7 +468,7 @@ func qabsSIMD(dst, q [][]float32, m quantize.Matrix, rowStart int, tmp *Scratch)
 				Dequant(m, rowStart+r+i, tmp.row[i*m.Cols:][:m.Cols])
 			}
 		}
-		sumRows(dst, q, r, r+n, tmp.row, m.Cols, nil, nil)
+		sumRows(dst, q, r, r+n, tmp.row, m.Cols, nil, nextRows{})
 	}
 	return true
 }

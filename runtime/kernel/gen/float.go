@@ -14,6 +14,7 @@ const (
 	fW, fTail, fX        = 0, 32, 64
 	fCols, fTailCols, fS = 72, 80, 88
 	fNext, fOut, fMask   = 120, 128, 136
+	fAsk                 = 208
 	sliceHeader          = 24
 	fp8Columns           = 128 // columns that share a scale
 	line                 = 64
@@ -29,6 +30,7 @@ type weights struct {
 	widen512 func(raw Mem, dst, scale reg.VecPhysical)
 	widen256 func(raw Mem, dst reg.VecPhysical, scale Mem)
 	prepare  func()
+	one      bool // row ahead is asked for, by its columns; else whole tiles in order
 }
 
 func floatFamily() {
@@ -36,7 +38,11 @@ func floatFamily() {
 	abs := dwords("absMask", repeated(0x7fffffff, 8)...)
 	byte256 := dwords("float256", repeated(0x43800000, 8)...)
 	top := dwords("float480", repeated(0x43f00000, 8)...)
-	formats := []weights{
+	score := weights{name: "f32Score", size: 4, one: true,
+		widen512: func(raw Mem, dst, _ reg.VecPhysical) { VMOVUPS(raw, dst) },
+		widen256: func(raw Mem, dst reg.VecPhysical, _ Mem) { VMOVUPS(raw, dst) },
+	}
+	formats := []weights{score,
 		{name: "f32", size: 4,
 			widen512: func(raw Mem, dst, _ reg.VecPhysical) { VMOVUPS(raw, dst) },
 			widen256: func(raw Mem, dst reg.VecPhysical, _ Mem) { VMOVUPS(raw, dst) },
@@ -102,14 +108,13 @@ func floatFamily() {
 		}
 		float256(f, 4, 1)
 		float256(f, 2, 2)
-		if f.name != "f32" {
+		if f.size < 4 {
 			widen(f, "AVX512")
 			widen(f, "AVX2")
 		}
 	}
 	readAll512()
 	readAll256()
-	prefetchRows()
 }
 
 var (
@@ -124,17 +129,17 @@ func vecIndex(r reg.VecPhysical) int { return int(r.PhysicalIndex()) }
 // floatFrame is what the float kernels of both widths share: the pointers and
 // the walk along the columns.
 type floatFrame struct {
-	t       reg.GPVirtual
-	w, x    []reg.GPVirtual
-	col     reg.GPVirtual
-	left    reg.GPVirtual
-	ahead   reg.GPVirtual
-	size    int
-	columns int // done by one call of body
+	t     reg.GPVirtual
+	w, x  []reg.GPVirtual
+	col   reg.GPVirtual
+	left  reg.GPVirtual
+	ahead reg.GPVirtual
+	size  int
+	one   bool
 }
 
-func newFloatFrame(name string, rows, n, size int) floatFrame {
-	f := floatFrame{size: size}
+func newFloatFrame(name string, rows, n, size int, one bool) floatFrame {
+	f := floatFrame{size: size, one: one}
 	f.t = function(name, "func(t *byte)", fmt.Sprintf("%s multiplies %d rows with %d vectors.", name, rows, n))
 	for r := range rows {
 		w := GP64()
@@ -151,7 +156,11 @@ func newFloatFrame(name string, rows, n, size int) floatFrame {
 	f.col, f.left, f.ahead = GP64(), GP64(), GP64()
 	XORQ(f.col, f.col)
 	MOVQ(mem(f.t, fCols), f.left)
-	MOVQ(mem(f.t, fNext), f.ahead)
+	next := fNext
+	if one {
+		next = fAsk
+	}
+	MOVQ(mem(f.t, next), f.ahead)
 	return f
 }
 
@@ -164,12 +173,19 @@ func (f floatFrame) walk(body func(chunk int)) {
 	JL(LabelRef("chunk"))
 	rows := len(f.w)
 	for c := 0; c < perLine; c += 16 {
+		if f.one {
+			PREFETCHT1(memX(f.ahead, f.col, uint8(f.size), 0))
+			body(c)
+			continue
+		}
 		for at := c * rows / perLine; at < (c+16)*rows/perLine; at++ {
 			PREFETCHT1(mem(f.ahead, line*at))
 		}
 		body(c)
 	}
-	ADDQ(U32(uint32(line*rows)), f.ahead)
+	if !f.one {
+		ADDQ(U32(uint32(line*rows)), f.ahead)
+	}
 	ADDQ(Imm(uint64(perLine)), f.col)
 	SUBQ(Imm(uint64(perLine)), f.left)
 	JMP(LabelRef("line"))
@@ -193,7 +209,7 @@ func (f floatFrame) tail(body func()) {
 
 func float512(f weights, n int) {
 	const rows = 4
-	fr := newFloatFrame(fmt.Sprintf("%sBy%dAVX512", f.name, n), rows, n, f.size)
+	fr := newFloatFrame(fmt.Sprintf("%sBy%dAVX512", f.name, n), rows, n, f.size, f.one)
 	acc := func(r, s int) reg.VecPhysical { return zmm[r*n+s] }
 	w, x := zmm[16:20], zmm[20]
 	for i := range rows * n {
@@ -282,7 +298,7 @@ func fp8VBMI(n int) {
 		}
 		fp8Tables = [3]Mem{dwords("fp8Arrange", fp8Arrange[:]...), dwords("fp8High", fp8High[:]...), dwords("fp8Low", fp8Low[:]...)}
 	}
-	fr := newFloatFrame(fmt.Sprintf("fp8By%dVBMI", n), rows, n, 1)
+	fr := newFloatFrame(fmt.Sprintf("fp8By%dVBMI", n), rows, n, 1, false)
 	acc := func(r, s int) reg.VecPhysical { return zmm[r*n+s] }
 	high0, high1, low0, low1 := zmm[16], zmm[17], zmm[18], zmm[19]
 	arrange, sign, upper := zmm[20], zmm[21], zmm[22]
@@ -377,7 +393,7 @@ var (
 )
 
 func float256(f weights, rows, n int) {
-	fr := newFloatFrame(fmt.Sprintf("%sBy%dAVX2", f.name, n), rows, n, f.size)
+	fr := newFloatFrame(fmt.Sprintf("%sBy%dAVX2", f.name, n), rows, n, f.size, f.one)
 	acc := func(r, s, half int) reg.VecPhysical { return ymm[2*(r*n+s)+half] }
 	w, x := ymm[8:12], ymm[12:14]
 	for i := range 2 * rows * n {
@@ -465,29 +481,6 @@ func readAll512() {
 	VMOVQ(reg.X0, r)
 	VZEROUPPER()
 	Store(r, ReturnIndex(0))
-	RET()
-}
-
-func prefetchRows() {
-	TEXT("prefetchRows", NOSPLIT, "func(rows *float32, stride int, picks *int32, n, lines int)")
-	Pragma("noescape")
-	Doc("prefetchRows asks for the first lines cache lines of n picked rows, stride bytes apart.")
-	rows, stride, picks := Load(Param("rows"), GP64()), Load(Param("stride"), GP64()), Load(Param("picks"), GP64())
-	n, lines := Load(Param("n"), GP64()), Load(Param("lines"), GP64())
-	Label("row")
-	p, left := GP64(), GP64()
-	MOVLQSX(Mem{Base: picks}, p)
-	IMULQ(stride, p)
-	ADDQ(rows, p)
-	MOVQ(lines, left)
-	Label("line")
-	PREFETCHT1(Mem{Base: p})
-	ADDQ(Imm(line), p)
-	DECQ(left)
-	JNZ(LabelRef("line"))
-	ADDQ(Imm(4), picks)
-	DECQ(n)
-	JNZ(LabelRef("row"))
 	RET()
 }
 

@@ -67,7 +67,7 @@ type consts512 struct{ idx, lanes, spread2, spread4, even, odd Mem }
 type narrowRegs struct {
 	mask, t0, t1, four reg.VecPhysical
 	low, high, twice   reg.VecPhysical // of planar int3
-	ask                func() // for a line ahead, once a line unpacked; nil asks for none
+	ask                func()          // for a line ahead, once a line unpacked; nil asks for none
 }
 
 func (k narrowRegs) touch() {

@@ -251,6 +251,9 @@ func accumulate(v *width, picked bool) {
 	end()
 }
 
+// askLines is how many lines of a row are asked for, one a row of the sum.
+const askLines = 32
+
 // accumulateFour is accumulate for four weight lists, whose sums share the loads
 // of the rows, and as many columns as registers allow.
 func accumulateFour(v *width) {
@@ -273,12 +276,20 @@ func accumulateFour(v *width) {
 	}
 	p, i := GP64(), GP64()
 	XORQ(i, i)
-	picks := GP64()
+	picks, asks, ask := GP64(), GP64(), GP64()
+	LEAQ(mem(t, 96), asks)
 	MOVQ(mem(t, 88), picks)
 	MOVQ(mem(t, 64), p)
 	TESTQ(picks, picks)
 	JNZ(LabelRef("picked"))
-	step := func() {
+	step := func(label string) {
+		TESTQ(U32(askLines-1), i)
+		JNZ(LabelRef(label))
+		MOVQ(mem(asks, 0), ask)
+		ADDQ(Imm(8), asks)
+		Label(label)
+		PREFETCHT1(mem(ask, 0))
+		ADDQ(Imm(line), ask)
 		for c := range count {
 			VMOVUPS(mem(p, 4*v.lanes*c), row[c])
 		}
@@ -295,7 +306,7 @@ func accumulateFour(v *width) {
 	stride := picks
 	MOVQ(mem(t, 72), stride)
 	Label("row")
-	step()
+	step("ask")
 	LEAQ(memX(p, stride, 1, 0), p)
 	JL(LabelRef("row"))
 	JMP(LabelRef("done"))
@@ -303,7 +314,7 @@ func accumulateFour(v *width) {
 	MOVLQSX(memX(picks, i, 4, 0), p)
 	IMULQ(mem(t, 72), p)
 	ADDQ(mem(t, 64), p)
-	step()
+	step("askPicked")
 	JL(LabelRef("picked"))
 	Label("done")
 	for q := range acc {
