@@ -102,7 +102,6 @@ func spread2Bits(k narrowRegs, even, odd reg.VecPhysical) {
 
 func unpack2(raw Mem, w []reg.VecPhysical, k narrowRegs) {
 	for p := range 2 {
-		k.touch()
 		VPMOVZXBW(raw.Offset(32*p), k.t0)
 		spread2Bits(k, w[2*p], w[2*p+1])
 	}
@@ -156,7 +155,6 @@ func planes3(raw Mem, w []reg.VecPhysical, k narrowRegs) {
 // even and odd columns are picked out of the 64 high bits of each group.
 func unpack3(raw Mem, w []reg.VecPhysical, k narrowRegs) {
 	for p := range 2 {
-		k.touch()
 		VMOVDQU32(raw.Offset(48*p), k.t0.AsX())
 		VINSERTI32X4(Imm(1), raw.Offset(48*p+24), k.t0.AsY(), k.t0.AsY())
 		VPMOVZXBW(k.t0.AsY(), k.t0)
