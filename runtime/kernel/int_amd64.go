@@ -39,6 +39,11 @@ func int2RowAVX512(t *byte)
 //go:noescape
 func int3G64AVX512(t *byte)
 
+// arrangePlanesAVX512 writes the columns 4k+p of each block of a quad into lane b of its register p.
+//
+//go:noescape
+func arrangePlanesAVX512(dst *int8, codes *int8, quads int)
+
 // int8RowAVX512 multiplies two rows with t.n vectors.
 //
 //go:noescape

@@ -26,14 +26,14 @@ var isas = func() []isa {
 }()
 
 var tileTable = map[tileKey]tileKernel{
-	{format.Int8Row, 0}:       {int8RowNEON, 4, 0, int8RowI8MM},
-	{format.Int4Row, 0}:       {int4RowNEON, 4, 0, int4RowI8MM},
-	{format.Int2Row, 0}:       {int2RowNEON, 4, 0, int2RowI8MM},
-	{format.Int3G64, 0}:       {int3G64NEON, 4, 64, nil},
-	{format.Int4Grouped, 32}:  {int4G32NEON, 4, 32, nil},
-	{format.Int4Grouped, 64}:  {int4G64NEON, 4, 64, int4G64I8MM},
-	{format.Int4Grouped, 128}: {int4G128NEON, 4, 128, int4G128I8MM},
-	{format.Int4Grouped, 256}: {int4G256NEON, 4, 256, int4G256I8MM},
+	{format.Int8Row, 0}:       {int8RowNEON, 4, 0, int8RowI8MM, nil},
+	{format.Int4Row, 0}:       {int4RowNEON, 4, 0, int4RowI8MM, nil},
+	{format.Int2Row, 0}:       {int2RowNEON, 4, 0, int2RowI8MM, nil},
+	{format.Int3G64, 0}:       {int3G64NEON, 4, 64, nil, nil},
+	{format.Int4Grouped, 32}:  {int4G32NEON, 4, 32, nil, nil},
+	{format.Int4Grouped, 64}:  {int4G64NEON, 4, 64, int4G64I8MM, nil},
+	{format.Int4Grouped, 128}: {int4G128NEON, 4, 128, int4G128I8MM, nil},
+	{format.Int4Grouped, 256}: {int4G256NEON, 4, 256, int4G256I8MM, nil},
 }
 
 func tiles() map[tileKey]tileKernel {

@@ -56,6 +56,8 @@ type simdScratch struct {
 	floats floatTile
 	acc    []float32
 	out    []float32
+	acts   []Activation // arranged
+	codes  []int8
 	tail   []byte
 	scales []float32
 	groups []float32
@@ -67,6 +69,9 @@ type tileKernel struct {
 	rows   int         // at a time, up to four
 	groups int         // columns that share a scale in memory, 0 for none
 	pairs  func(*byte) // for an even number of vectors, where the level has it
+	// arrange writes an activation's codes in the order that the kernel wants, if
+	// that is another.
+	arrange func(dst, codes *int8, quads int)
 }
 
 // multiply runs the kernel for all vectors of a tile.
@@ -142,6 +147,9 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 	s := &tmp.simd
 	t := &s.tile
 	rowBytes, scales, quadBytes := m.RowBytes(), m.ScaleCols(), quad*l.blockBytes
+	if k.arrange != nil && len(act[0].codes) > 0 {
+		act = s.arrange(k, act)
+	}
 	t.act, t.n = unsafe.Pointer(unsafe.SliceData(act)), len(act)
 	s.acc, s.out = grow(s.acc, 16*len(act)), grow(s.out, 4*len(act)*maxTiles)
 	t.acc = unsafe.Pointer(unsafe.SliceData(s.acc))
@@ -208,6 +216,17 @@ func intRowsSIMD(m quantize.Matrix, lo, hi int, act []Activation, y [][]float32,
 	}
 	goruntime.KeepAlive(m)
 	return true
+}
+
+// arrange copies activations with their codes in the kernel's order.
+func (s *simdScratch) arrange(k tileKernel, act []Activation) []Activation {
+	n := len(act[0].codes)
+	s.acts, s.codes = append(s.acts[:0], act...), grow(s.codes, n*len(act))
+	for i := range act {
+		s.acts[i].codes = s.codes[i*n:][:n]
+		k.arrange(&s.acts[i].codes[0], &act[i].codes[0], n/(quad*Block))
+	}
+	return s.acts
 }
 
 // address is where a slice begins, as a number; somebody must keep it alive.

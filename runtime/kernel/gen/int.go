@@ -48,6 +48,7 @@ func intFamily() {
 	narrow512("int4G256AVX512", int4, per4, c)
 	narrow512("int2RowAVX512", codes512{64, 1, planes2, 0x03030303, true}, perRow, c)
 	narrow512("int3G64AVX512", codes512{96, 2, planes3, 0x03030303, true}, perBlock, c)
+	arrangePlanes()
 	wide512("int8RowAVX512")
 	avx2Family()
 }
@@ -183,15 +184,19 @@ func narrow512(name string, f codes512, scales int, c consts512) {
 	t := function(name, "func(t *byte)", name+" multiplies four rows with t.n vectors.")
 	w, acts, d := zmm[:16], zmm[16:20], zmm[20:28]
 	scale, mask, order, ones := zmm[28], zmm[29], zmm[30], zmm[31]
-	k := narrowRegs{mask: mask, t0: d[0], t1: d[1], four: d[2]}
+	k := narrowRegs{mask: mask, t0: d[0], t1: d[1]}
 
 	tmp := GP32()
 	MOVL(U32(f.mask), tmp)
 	VPBROADCASTD(tmp, mask)
 	MOVL(U32(0x00010001), tmp)
 	VPBROADCASTD(tmp, ones)
-	if f.planar {
-		k.low, k.high, k.twice = zmm[16], zmm[17], zmm[18]
+	if f.zero == 2 {
+		k.low, k.high, k.twice, k.four = d[4], d[5], d[6], d[7]
+		VPBROADCASTD(constant(0x04040404), k.four)
+		VMOVDQU32(planes.low, k.low)
+		VMOVDQU32(planes.high, k.high)
+		VMOVDQU32(planes.twice, k.twice)
 	}
 	Label("tile")
 	if f.planar {
@@ -203,12 +208,6 @@ func narrow512(name string, f codes512, scales int, c consts512) {
 	at := start(t)
 	k.ask = at.ask
 	at.eachQuad(t, 4, f.bytes, func(wAt, sAt, scales int) {
-		if f.zero == 2 {
-			VPBROADCASTD(constant(0x04040404), k.four)
-			VMOVDQU32(planes.low, k.low)
-			VMOVDQU32(planes.high, k.high)
-			VMOVDQU32(planes.twice, k.twice)
-		}
 		if scales == perHalf {
 			VPBROADCASTD(constant(f.mask), mask)
 		}
@@ -292,25 +291,39 @@ func narrow512(name string, f codes512, scales int, c consts512) {
 	end()
 }
 
-// planarDots sets d[0] to the dots of four rows, a block a lane.
-func planarDots(w, acts, d []reg.VecPhysical, ones reg.VecPhysical) {
-	even, odd, split := d[4], d[5], d[6]
+// arrangePlanes writes int8 activations in the order of planar codes.
+func arrangePlanes() {
+	text("arrangePlanesAVX512", "dst, codes *int8, quads int", "writes the columns 4k+p of each block of a quad into lane b of its register p.")
+	dst, codes, n := arg("dst"), arg("codes"), arg("quads")
+	acts, even, odd, split, plane := zmm[:4], zmm[4], zmm[5], zmm[6], zmm[7]
 	VMOVDQU32(planes.even, even)
 	VMOVDQU32(planes.odd, odd)
 	VMOVDQU32(planes.split, split)
-	for i := range acts {
+	Label("quad")
+	for i := range acts { // even columns of two blocks, their odd ones
+		VMOVDQU32(mem(codes, 64*i), acts[i])
 		VPSHUFB(split, acts[i], acts[i])
 	}
-	plane := []reg.VecPhysical{d[7], acts[2], acts[0], acts[1]} // of the columns 4k+p
 	for i := range 2 {
-		VMOVDQA32(acts[i], plane[i])
-		VPERMT2Q(acts[i+2], even, plane[i])
+		VMOVDQA32(acts[i], plane)
+		VPERMT2Q(acts[i+2], even, plane)
 		VPERMT2Q(acts[i+2], odd, acts[i])
+		VMOVDQU32(plane, mem(dst, 64*i))
+		VMOVDQU32(acts[i], mem(dst, 64*(i+2)))
 	}
+	ADDQ(U32(quadActs), codes)
+	ADDQ(U32(quadActs), dst)
+	DECQ(n)
+	JNZ(LabelRef("quad"))
+	end()
+}
+
+// planarDots sets d[0] to the dots of four rows, a block a lane.
+func planarDots(w, acts, d []reg.VecPhysical, ones reg.VecPhysical) {
 	for r := range 4 {
 		VPXORD(d[r], d[r], d[r])
 		for p := range 4 {
-			VPDPBUSD(plane[p], w[4*r+p], d[r])
+			VPDPBUSD(acts[p], w[4*r+p], d[r])
 		}
 	}
 	for _, pair := range [][2]int{{0, 1}, {2, 3}, {0, 2}} {
