@@ -128,6 +128,8 @@ func TestOneMessageForOneFault(t *testing.T) {
 		}, 4, []string{"model-00002-of-00002.safetensors: shard is missing, the index maps "}},
 		{"D10 layers are missing", dropped("model.layers.1.", "model.layers.3.", "model.norm.weight"), 4,
 			[]string{"model.layers.{1,3}.* (2 whole layers: ", "model.norm.weight (norm): missing tensor; 1 shard seen: incomplete download, or config.json of another model?"}},
+		{"a conversion that was interrupted", unfinished(true), 4, []string{": unfinished conversion, 1 of 3 shards; the same convert command continues"}},
+		{"a conversion that was interrupted in its first shard", unfinished(false), 4, []string{": unfinished conversion, 0 of 3 shards; the same convert command continues"}},
 		{"an indexer in part", dropped("model.layers.3.self_attn.indexer.wk."), 4, []string{": the indexer is there in part only: missing model.layers.3.self_attn.indexer.wk.weight"}},
 		{"E10 untied without a head", dropped("lm_head.weight"), 4, []string{"lm_head.weight (head): missing tensor"}},
 		{"E11 a token without a row", func(t *testing.T) string {
@@ -243,6 +245,29 @@ func edit(t *testing.T, path string, change func(map[string]any)) {
 	}
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// unfinished is what an interrupted conversion leaves, with a shard or without.
+func unfinished(shard bool) func(*testing.T) string {
+	return func(t *testing.T) string {
+		const name = "out-00000.safetensors"
+		dir, done := t.TempDir(), ""
+		if shard {
+			data, err := os.ReadFile(filepath.Join(fixtures.Path(t, "tiny-glm-g64"), name))
+			if err == nil {
+				err = os.WriteFile(filepath.Join(dir, name), data, 0o644)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			done = `{"name":"` + name + `","size":1}`
+		}
+		record := `{"tool":"hawkmoth convert","version":1,"shards":[` + done + `],"source_modified":{"model.safetensors":1},"shards_planned":3}`
+		if err := os.WriteFile(filepath.Join(dir, "hawkmoth.json"), []byte(record), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return dir
 	}
 }
 

@@ -153,11 +153,8 @@ func (d *Destination) inspect(p *Plan, overwrite bool) error {
 		return append(format.Problems{conflict(what, "")}, diff...)
 	}
 	now := d.manifest.Modified
-	d.manifest = old
 	changed := old.Modified != nil && !maps.Equal(old.Modified, now)
-	if changed {
-		d.manifest.Modified = now
-	}
+	d.manifest, old.Modified, old.Planned = old, now, len(p.Shards) // until it is done again
 	done := 0
 	for i, s := range p.Shards {
 		d.Kept[i] = !changed && slices.Contains(old.Shards, FinishedShard{s.Name, s.Size}) && s.valid(d.Dir)

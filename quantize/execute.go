@@ -122,7 +122,7 @@ func (j *job) run(ctx context.Context) error {
 			return err
 		}
 	}
-	m.Replaces, m.Modified = nil, nil
+	m.Replaces, m.Modified, m.Planned = nil, nil, 0
 	if err := m.write(j.dst.Dir); err != nil {
 		return err
 	}

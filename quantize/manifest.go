@@ -21,8 +21,8 @@ const ManifestName = "hawkmoth.json"
 const indexName = "model.safetensors.index.json"
 
 // Manifest records what a container was made from and how, so that a second
-// run resumes the same job and refuses another. All but Shards, Replaces and Modified
-// must agree for a job to be the same.
+// run resumes the same job and refuses another. All but Shards, Replaces, Modified
+// and Planned must agree for a job to be the same.
 type Manifest struct {
 	Tool       string            `json:"tool"`
 	Version    int               `json:"version"`    // of this record
@@ -43,6 +43,7 @@ type Manifest struct {
 	// as long as the job is not done: shards made of another state of the source
 	// are made anew.
 	Modified map[string]int64 `json:"source_modified,omitempty"`
+	Planned  int              `json:"shards_planned,omitempty"` // as long as the job is not done
 }
 
 // SourceFile is a file of the checkpoint. The SHA-256 of a shard covers its
@@ -62,7 +63,7 @@ type FinishedShard struct {
 // manifest is the record of a plan of which nothing is done yet.
 func (p *Plan) manifest() (*Manifest, error) {
 	m := &Manifest{Tool: "hawkmoth convert", Version: 1, Arithmetic: "absmax 1", Recipe: p.Recipe.Name, MaxShard: p.Options.MaxShard,
-		Roles: map[string]string{"mtp_block": p.Recipe.MTP.String()}, Shards: []FinishedShard{}, Modified: map[string]int64{}}
+		Roles: map[string]string{"mtp_block": p.Recipe.MTP.String()}, Shards: []FinishedShard{}, Modified: map[string]int64{}, Planned: len(p.Shards)}
 	for r, c := range p.Recipe.Roles {
 		m.Roles[Role(r).String()] = c.String()
 	}
@@ -203,7 +204,7 @@ func orNone(s string) string {
 // fields flattens the parts that make the job.
 func (m *Manifest) fields() map[string]string {
 	job := *m
-	job.Shards, job.Replaces, job.Modified = nil, nil, nil
+	job.Shards, job.Replaces, job.Modified, job.Planned = nil, nil, nil, 0
 	return jobFields(job, "shards")
 }
 

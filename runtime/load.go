@@ -30,6 +30,9 @@ type Model struct {
 // Load opens a snapshot directory, holds it against its architecture and binds
 // every weight. Everything wrong is reported at once; nothing is computed.
 func Load(dir string, be Backend, overlays ...string) (*Model, error) {
+	if err := quantize.Unfinished(dir); err != nil {
+		return nil, err // all that is missing follows from it
+	}
 	snap, err := format.Open(dir, overlays...)
 	if err != nil {
 		return nil, err

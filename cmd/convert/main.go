@@ -208,6 +208,9 @@ type checkpoint struct {
 }
 
 func openCheckpoint(dir string) (*checkpoint, error) {
+	if err := quantize.Unfinished(dir); err != nil {
+		return nil, err
+	}
 	snap, err := format.Open(dir)
 	if err != nil {
 		return nil, err

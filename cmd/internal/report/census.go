@@ -92,8 +92,10 @@ func (r *Report) completeness(problems format.Problems) {
 	c.Complete = rangesOf(layers, func(l *layer) bool { return l.good == l.wanted })
 	c.Incomplete = rangesOf(layers, func(l *layer) bool { return l.held > 0 && l.good < l.wanted })
 	c.Absent = rangesOf(layers, func(l *layer) bool { return l.held == 0 })
-	r.problem(quantize.MissingProblems(r.snap, r.wants, missing))
-	if len(missing) > 0 && r.Origin != nil {
+	if !r.unfinished { // from which all of it follows
+		r.problem(quantize.MissingProblems(r.snap, r.wants, missing))
+	}
+	if len(missing) > 0 && r.Origin != nil && !r.unfinished {
 		r.Warnings = append(r.Warnings, quantize.ManifestName+" records a conversion that may not have been finished: the same convert command continues it")
 	}
 	for _, err := range problems {

@@ -69,6 +69,8 @@ type Report struct {
 	faults   []error         // what Problems lists
 	damaged  format.Problems // of the MTP block
 	oneByOne bool            // problems, in the text
+
+	unfinished bool // a conversion stopped here
 }
 
 // Size adds up tensors. Bytes are those of codes and scales.
@@ -214,7 +216,13 @@ func empty(path string) *Report {
 // the problems is known.
 func Failed(path string, err error) *Report {
 	r := empty(path)
-	r.problem(err)
+	unfinished := quantize.Unfinished(path)
+	if unfinished != nil {
+		r.problem(unfinished)
+	}
+	if _, kind := cli.Code(err); unfinished == nil || kind != "incomplete" { // which follows from it
+		r.problem(err)
+	}
 	r.conclude()
 	return r
 }
@@ -311,6 +319,10 @@ func (r *Report) readConfig() (bool, error) {
 
 func (r *Report) origin() error {
 	m, err := quantize.ReadManifest(r.snap.Dir)
+	if u := quantize.Unfinished(r.snap.Dir); u != nil {
+		r.unfinished = true
+		r.problem(u)
+	}
 	switch {
 	case err == nil:
 		r.Origin = &Origin{m.Tool, m.Recipe}
