@@ -127,15 +127,30 @@ func NewPlan(snap *format.Snapshot, wants []Want, recipe *Recipe, opts PlanOptio
 	p.requantised()
 	p.files()
 	if err := p.problems.Err(); err != nil {
+		if p.cures == len(p.problems) {
+			p.refused.error = err
+			return nil, &p.refused
+		}
 		return nil, err
 	}
 	p.layOut()
 	return &p.Plan, nil
 }
 
+// Refused is the problems of a plan that other flags would allow.
+type Refused struct {
+	error
+	Tensors []string // overrides, as --tensor spells them
+	Bigger  bool     // PlanOptions.AllowBigger
+}
+
+func (r *Refused) Unwrap() error { return r.error }
+
 type planner struct {
 	Plan
 	problems format.Problems
+	refused  Refused
+	cures    int // problems that refused cures
 	settled  map[string]*Found // packed matrices of the source as its census reads them
 }
 
@@ -376,8 +391,9 @@ func layerOf(name string) int {
 // ambiguous refuses what a reader without stamps takes for another format.
 func (p *planner) ambiguous() {
 	type pair struct {
-		what, other string
-		expert      bool
+		what   string
+		other  format.Spec
+		expert bool
 	}
 	found := map[pair][]string{}
 	var order []pair
@@ -397,7 +413,7 @@ func (p *planner) ambiguous() {
 		if it.Spec.Format == format.FP8 {
 			what = it.Spec.String()
 		}
-		k := pair{what, other.Name(), expert}
+		k := pair{what, format.Spec{Format: other.Format, Group: other.Group}, expert}
 		if found[k] == nil {
 			order = append(order, k)
 		}
@@ -411,8 +427,33 @@ func (p *planner) ambiguous() {
 		if k.expert {
 			wanted = "another format: stamps of routed experts are not read everywhere"
 		}
-		p.fail(format.ErrUsage, "", fmt.Sprintf("%s is taken for %s where stamps are not read: %s", k.what, k.other, strings.Join(format.Collapse(found[k]), ", ")), "", wanted)
+		p.fail(format.ErrUsage, "", fmt.Sprintf("%s is taken for %s where stamps are not read: %s", k.what, k.other.Name(), strings.Join(format.Collapse(found[k]), ", ")), "", wanted)
+		if k.other.Format.Info().Write {
+			p.cures++
+			for _, pattern := range patterns(found[k]) {
+				p.refused.Tensors = append(p.refused.Tensors, pattern+"="+k.other.Name())
+			}
+		}
 	}
+}
+
+// patterns are regular expressions that find names, one for all that differ in
+// numbers only.
+func patterns(names []string) []string {
+	set := map[string]bool{}
+	for _, name := range names {
+		parts := strings.Split(strings.TrimSuffix(name, ".weight"), ".")
+		if i := slices.Index(parts, "layers"); i > 0 {
+			parts = parts[i:]
+		}
+		for i, part := range parts {
+			if i > 0 && strings.Trim(part, "0123456789") == "" {
+				parts[i] = "[0-9]+"
+			}
+		}
+		set[strings.Join(parts, ".")] = true
+	}
+	return slices.Sorted(maps.Keys(set))
 }
 
 // sizes refuses a quantisation that makes nothing smaller and warns of one
@@ -433,6 +474,8 @@ func (p *planner) sizes() {
 	}
 	if out >= in && in > 0 && !p.Options.AllowBigger && len(p.problems) == 0 { // else it is not the whole plan
 		p.fail(format.ErrUsage, "", "the quantised tensors would not be smaller than the source", decimal(out), "less than "+decimal(in)+", or --allow-bigger")
+		p.refused.Bigger = true
+		p.cures++
 	}
 	if packed > 0 && float64(packed) < 0.9*float64(params) {
 		p.warn("only %.1f %% of the parameters are quantised", 100*float64(packed)/float64(params))

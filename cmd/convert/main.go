@@ -172,7 +172,7 @@ func convert(cmd *cobra.Command, args []string, f *flags) error {
 		return err
 	}
 	defer func() { _ = c.snap.Close() }()
-	plan, err := c.plan(recipe, quantize.PlanOptions{MaxShard: shard, AllowAmbiguous: f.allowAmbiguous, AllowBigger: f.allowBigger, AllowRequantize: f.requantize})
+	plan, err := f.plan(cmd, args, c, recipe, quantize.PlanOptions{MaxShard: shard, AllowAmbiguous: f.allowAmbiguous, AllowBigger: f.allowBigger, AllowRequantize: f.requantize})
 	if err != nil {
 		return err
 	}

@@ -467,3 +467,11 @@ func TestParseBytes(t *testing.T) {
 		}
 	}
 }
+
+func TestShellWord(t *testing.T) {
+	for in, want := range map[string]string{"/a/b-c_1.2": "/a/b-c_1.2", "a b": "'a b'", "it's": `'it'\''s'`, "": "''", "$x;": "'$x;'"} {
+		if got := ShellWord(in); got != want {
+			t.Errorf("%q: %s, want %s", in, got, want)
+		}
+	}
+}

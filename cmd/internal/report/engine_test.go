@@ -89,11 +89,3 @@ func cureFormat(t *testing.T, cure string) string {
 	}
 	return id.String()
 }
-
-func TestShellWord(t *testing.T) {
-	for in, want := range map[string]string{"/a/b-c_1.2": "/a/b-c_1.2", "a b": "'a b'", "it's": `'it'\''s'`, "": "''", "$x;": "'$x;'"} {
-		if got := shellWord(in); got != want {
-			t.Errorf("%q: %s, want %s", in, got, want)
-		}
-	}
-}

@@ -150,18 +150,7 @@ func (r *Report) overlayCommand(args string, now format.ID) string {
 	if _, err := quantize.CodecFor(now); err != nil {
 		args += " --from CHECKPOINT"
 	}
-	return "convert overlay " + shellWord(r.Path) + " " + args
-}
-
-// shellWord is a word as a shell reads it.
-func shellWord(s string) string {
-	plain := func(c rune) bool {
-		return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || strings.ContainsRune("_-./+:=@%,", c)
-	}
-	if s != "" && !strings.ContainsFunc(s, func(c rune) bool { return !plain(c) }) {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	return "convert overlay " + cli.ShellWord(r.Path) + " " + args
 }
 
 // mainModel is what is found of the model without its MTP block, layer by layer.
