@@ -155,9 +155,21 @@ func TestAgainstAnotherModel(t *testing.T) {
 	part := synthesise(t, small(), in(format.BF16, 0))
 	part.drop(func(name string) bool { return strings.HasPrefix(name, "model.layers.1.") })
 	binary.LittleEndian.PutUint16(part.data(qA), 0x7fc0)
-	r := inspected(t, 0, b.save(), "--against", part.save())
+	r := inspected(t, 4, b.save(), "--against", part.save())
 	if len(r.Against.Missing) == 0 || len(r.Against.Unreadable) != 1 || !strings.Contains(r.Against.Unreadable[0], qA) {
 		t.Errorf("%+v", r.Against)
+	}
+	// Tensors of the same names and other shapes are another model's.
+	config := small()
+	config["vocab_size"], config["q_lora_rank"] = 48, 32
+	wrong := synthesise(t, config, in(format.BF16, 0)).save()
+	r = inspected(t, 4, b.save(), "--against", wrong)
+	holds(t, strings.Join(r.Against.Differs, "\n"), "shape", "model.embed_tokens.weight", "[48 64]", "[40 64]")
+	code, stdout, stderr := runInspect(b.save(), "--against", wrong)
+	holds(t, stdout, "not the checkpoint of this model", "model.embed_tokens.weight")
+	holds(t, stderr, "not the checkpoint of this model (found ", " tensors of other shapes")
+	if code != 4 || len(r.Against.Missing) > 0 || r.Against.Tensors == 0 {
+		t.Errorf("%d %+v", code, r.Against)
 	}
 }
 

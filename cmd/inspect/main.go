@@ -34,8 +34,9 @@ and --ctx-size say whether a run fits and how many experts stay in memory.
 
 A model that would not load makes the exit code 4 (or 3 if it is sound, but not
 supported), and all that is in the way is listed at once. So does a damaged MTP
-block, although run needs it for drafts only, and what --verify finds. --json prints the
-whole report as one object, which docs/report.md describes.`
+block, although run needs it for drafts only, what --verify finds, and a tensor
+that --against cannot compare. --json prints the whole report as one object,
+which docs/report.md describes.`
 
 const inspectExamples = `  inspect ./glm-5.2-snapshot
   inspect ./glm-5.2-snapshot --layers
@@ -293,6 +294,9 @@ func verdict(r *report.Report) error {
 	err := r.Err()
 	if v := r.Verification; v != nil {
 		err = errors.Join(err, v.Err(r.Path))
+	}
+	if a := r.Against; a != nil {
+		err = errors.Join(err, a.Err(r.Path))
 	}
 	if dir := filepath.Dir(r.Path); r.Completeness != nil && r.Completeness.Missing > 0 && filepath.Ext(r.Path) == ".safetensors" {
 		return cli.Hint(err, "only this file was read; \"inspect %s\" reads all shards there", dir)

@@ -2,10 +2,12 @@ package report
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	goruntime "runtime"
 	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -19,9 +21,33 @@ import (
 type Against struct {
 	Checkpoint string      `json:"checkpoint"`
 	Tensors    int         `json:"tensors"`    // that were compared
+	Differs    []string    `json:"differs"`    // tensors that have another shape in the checkpoint, or cannot be read there
 	Missing    []string    `json:"missing"`    // the checkpoint does not have; names that differ in numbers only share a line
 	Unreadable []string    `json:"unreadable"` // what keeps a tensor from being compared
 	Roles      []RoleError `json:"roles"`
+
+	differ, missing int // tensors
+}
+
+// Err is nil if every tensor was compared.
+func (a *Against) Err(path string) error {
+	e := &format.Error{Kind: format.ErrIncomplete, Path: path, What: "--against " + a.Checkpoint + ": not everything could be compared"}
+	var parts []string
+	if a.differ > 0 {
+		e.Kind, e.What = format.ErrCorrupt, "--against "+a.Checkpoint+": not the checkpoint of this model"
+		parts = append(parts, plural(a.differ, "tensor")+" of other shapes")
+	}
+	if a.missing > 0 {
+		parts = append(parts, plural(a.missing, "tensor")+" not in the checkpoint")
+	}
+	if n := len(a.Unreadable); n > 0 {
+		parts = append(parts, plural(n, "tensor")+" that cannot be compared")
+	}
+	if len(parts) == 0 {
+		return nil
+	}
+	e.Found = strings.Join(parts, ", ")
+	return e
 }
 
 // RoleError is the error of all tensors of a role; everything in the MTP block
@@ -90,15 +116,24 @@ func (r *Report) AddAgainst(ctx context.Context, checkpoint *format.Snapshot, th
 	if err := r.needsModel("--against"); err != nil {
 		return err
 	}
-	a := &Against{Checkpoint: checkpoint.Dir, Missing: []string{}, Unreadable: []string{}, Roles: []RoleError{}}
+	a := &Against{Checkpoint: checkpoint.Dir, Differs: []string{}, Missing: []string{}, Unreadable: []string{}, Roles: []RoleError{}}
 	var missing []string
 	var pairs []pair
 	var found []*quantize.Found
-	theirs, _ := quantize.TakeCensus(checkpoint, r.wants)
+	theirs, refused := quantize.TakeCensus(checkpoint, r.wants)
 	sources := map[string]*quantize.Found{}
 	for i := range theirs.Found {
 		sources[theirs.Found[i].Name] = &theirs.Found[i]
 	}
+	wrong := map[string]error{}
+	for _, err := range refused {
+		var e *format.Error
+		if errors.As(err, &e) {
+			name, _, _ := strings.Cut(e.Tensor, " in ") // a slice of fused experts
+			wrong[name] = err
+		}
+	}
+	var differ []error
 	for i := range r.census.Found {
 		f := &r.census.Found[i]
 		if s := sources[f.Name]; s != nil {
@@ -106,13 +141,21 @@ func (r *Report) AddAgainst(ctx context.Context, checkpoint *format.Snapshot, th
 			found = append(found, f)
 			continue
 		}
+		if err := wrong[f.Name]; err != nil {
+			differ = append(differ, err)
+			continue
+		}
 		missing = append(missing, f.Name)
 	}
-	if len(pairs) == 0 {
+	if len(pairs)+len(differ) == 0 {
 		return &format.Error{Kind: format.ErrUsage, Path: checkpoint.Dir, What: "--against: not a checkpoint of this model: it has none of its tensors"}
 	}
 	if err := compare(ctx, pairs, threads, progress); err != nil {
 		return err
+	}
+	a.differ, a.missing = len(differ), len(missing)
+	if len(differ) > 0 {
+		a.Differs = cli.Grouped(differ, false)
 	}
 	if len(missing) > 0 {
 		a.Missing = format.Collapse(missing)
@@ -160,6 +203,7 @@ func (r *Report) WriteAgainst(w io.Writer) error {
 	}
 	l.f("")
 	l.WriteString(t.String())
+	l.section("not the checkpoint of this model", most(a.Differs, maxLines, "more lines"))
 	l.section("not in the checkpoint", most(a.Missing, maxLines, "more names"))
 	l.section("not compared", most(a.Unreadable, maxLines, "more"))
 	return l.to(w)
