@@ -48,5 +48,5 @@ func (m *Model) BytesPerToken(position int) int64 {
 		}
 	}
 	latents, keys := c.CacheBytes(position, m.indexer)
-	return n + latents + keys
+	return n + latents + keys + c.StateBytes(1)
 }

@@ -20,6 +20,7 @@ type Builder struct {
 	temps      map[string]Vec
 	vecs       []Vec // all that were allocated
 	caches     int64 // bytes, keys of indexers aside
+	states     int64 // bytes, whatever the position
 	keys       int64 // bytes of the indexers' keys
 	err        error
 
@@ -85,7 +86,7 @@ func (b *Builder) cache(width int) Vec {
 
 // state is a buffer of what a layer keeps whatever the position.
 func (b *Builder) state(width int) Vec {
-	b.caches += int64(width) * 4
+	b.states += int64(width) * 4
 	return b.alloc(1, width, Float)
 }
 
@@ -182,6 +183,6 @@ func (b *Builder) build() (*program, error) {
 	b.cmds, b.rows = nil, p.headRows
 	h := b.norm("model.norm.weight", "final", b.x.All().At(BaseRow))
 	p.logits = b.linear(StageHead, h.All(), out{weight: "lm_head.weight", temp: "logits"})[0].All()
-	p.head, p.cacheBytes, p.vecs, p.builder = b.cmds, b.caches+b.keys, b.vecs, b
+	p.head, p.cacheBytes, p.vecs, p.builder = b.cmds, b.caches+b.keys+b.states, b.vecs, b
 	return p, b.err
 }

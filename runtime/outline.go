@@ -40,12 +40,19 @@ func (p *paper) Alloc(rows, width int, elem Elem) (Vec, error) {
 	return Vec{ID: p.n - 1, Rows: rows, Width: width, Elem: elem}, nil
 }
 
-// CacheBytes is the memory of a session's caches for ctx positions: what every
-// layer keeps of them and, where a selection can matter and the weights have
+// CacheBytes is the memory of a session's caches for ctx positions, which grows
+// with them: what every layer keeps of them and, where a selection can matter and the weights have
 // the indexer, its keys.
 func (c *Config) CacheBytes(ctx int, indexer bool) (layers, keys int64) {
 	b, _ := c.outline(ctx, 1, indexer)
 	return b.caches, b.keys
+}
+
+// StateBytes is what the recurrent layers of a session keep, whatever the
+// number of positions, for batches of rows tokens.
+func (c *Config) StateBytes(rows int) int64 {
+	b, _ := c.outline(1, rows, false)
+	return b.states
 }
 
 // BufferBytes is the memory of a session's other buffers for batches of rows
@@ -55,7 +62,7 @@ func (c *Config) BufferBytes(ctx, rows int, indexer bool) (n int64) {
 	for _, v := range p.vecs {
 		n += 4 * int64(v.Rows) * int64(v.Width)
 	}
-	return n - b.caches - b.keys
+	return n - b.caches - b.keys - b.states
 }
 
 // Need is an operation of a layer, -1 outside the layers.

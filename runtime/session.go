@@ -46,7 +46,7 @@ func (m *Model) NewSession(ctx, chunk int) (*Session, error) {
 	}
 	chunk = min(chunk, ctx)
 	latents, keys := m.Config.CacheBytes(ctx, m.indexer)
-	if need, have := latents+keys, availableMemory(); have > 0 && need > have {
+	if need, have := latents+keys+m.Config.StateBytes(chunk), availableMemory(); have > 0 && need > have {
 		return nil, &format.Error{Kind: format.ErrUsage, What: fmt.Sprintf("the cache of %d tokens does not fit into memory; see --ctx-size", ctx),
 			Found: fmt.Sprintf("%d bytes available", have), Wanted: fmt.Sprintf("%d bytes", need)}
 	}

@@ -249,22 +249,35 @@ func TestCureIsACommandThatWorks(t *testing.T) {
 
 // TestMemoryIsWhatASessionTakes compares the plan with a session's caches.
 func TestMemoryIsWhatASessionTakes(t *testing.T) {
-	dir := fixtures.Path(t, "glm_moe_dsa")
-	m, err := runtime.Load(dir, runtime.NewCPU(1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = m.Close() }()
-	for _, n := range []int{1, m.Config.IndexTopK, m.Config.IndexTopK + 1, m.Config.MaxPositions} {
-		s, err := m.NewSession(n, 0)
+	for _, name := range []string{"glm_moe_dsa", "qwen3_next", "gpt_oss"} {
+		dir := fixtures.Path(t, name)
+		m, err := runtime.Load(dir, runtime.NewCPU(1))
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := inspected(t, 0, dir, "-c", fmt.Sprint(n)).Memory
-		if p.KVCache+p.IndexerCache != s.CacheBytes() {
-			t.Errorf("%d tokens: %d + %d bytes planned, %d taken", n, p.KVCache, p.IndexerCache, s.CacheBytes())
+		defer func() { _ = m.Close() }()
+		for _, n := range []int{1, 7, m.Config.IndexTopK + 1, m.Config.MaxPositions} {
+			s, err := m.NewSession(n, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := inspected(t, 0, dir, "-c", fmt.Sprint(n)).Memory
+			if p.KVCache+p.IndexerCache+p.State != s.CacheBytes() {
+				t.Errorf("%s, %d tokens: %d + %d + %d bytes planned, %d taken", name, n, p.KVCache, p.IndexerCache, p.State, s.CacheBytes())
+			}
 		}
 	}
+}
+
+// TestConstantStateIsNoTokens: what recurrent layers keep is not divided by the context.
+func TestConstantStateIsNoTokens(t *testing.T) {
+	dir := fixtures.Path(t, "qwen3_next")
+	a, b := inspected(t, 0, dir, "-c", "300").Memory, inspected(t, 0, dir, "-c", "400").Memory
+	if a.State == 0 || a.State != b.State || a.KVCache%300 != 0 || a.KVCache/300 != b.KVCache/400 {
+		t.Errorf("%+v\n%+v", a, b)
+	}
+	_, stdout, _ := runInspect(dir, "-c", "300")
+	holds(t, stdout, "state of the recurrent layers", "whatever the context")
 }
 
 func TestMemoryPlan(t *testing.T) {

@@ -20,8 +20,9 @@ type Memory struct {
 	Resident     int64 `json:"resident"`
 	KVCache      int64 `json:"kv_cache"`
 	IndexerCache int64 `json:"indexer_cache"`
+	State        int64 `json:"state"`   // of recurrent layers, whatever the context
 	Buffers      int64 `json:"buffers"` // about
-	Minimum      int64 `json:"minimum"` // the four above and the experts of one layer's token
+	Minimum      int64 `json:"minimum"` // the five above and the experts of one layer's token
 	Whole        int64 `json:"whole"`   // with all experts in memory
 
 	Experts        int   `json:"experts"`
@@ -60,8 +61,9 @@ func (r *Report) AddMemory(context int, budget int64) error {
 	m := &Memory{Context: context, Budget: budget}
 	sizes := r.expertSizes(m)
 	m.KVCache, m.IndexerCache = c.CacheBytes(context, r.Indexer.State == "present")
+	m.State = c.StateBytes(min(context, runtime.DefaultChunk))
 	m.Buffers = c.BufferBytes(context, min(context, runtime.DefaultChunk), r.Indexer.State == "present")
-	base := m.Resident + m.KVCache + m.IndexerCache + m.Buffers
+	base := m.Resident + m.KVCache + m.IndexerCache + m.State + m.Buffers
 	m.Whole = base + m.ExpertBytes
 	m.Minimum = base + int64(c.ExpertsPerToken)*m.LargestExpert
 	if budget > 0 {
@@ -141,7 +143,12 @@ func (r *Report) WriteMemory(w io.Writer) error {
 	if r.config.KVLoRA == 0 {
 		what = "cache of keys and values"
 	}
-	t.Add(what, cli.Bytes(m.KVCache), fmt.Sprintf("%s a token", cli.Bytes(m.KVCache/int64(m.Context))))
+	if m.State > 0 {
+		t.Add("state of the recurrent layers", cli.Bytes(m.State), "whatever the context")
+	}
+	if m.KVCache > 0 {
+		t.Add(what, cli.Bytes(m.KVCache), fmt.Sprintf("%s a token", cli.Bytes(m.KVCache/int64(m.Context))))
+	}
 	switch {
 	case m.IndexerCache > 0:
 		t.Add("cache of the indexer's keys", cli.Bytes(m.IndexerCache), fmt.Sprintf("%s a token", cli.Bytes(m.IndexerCache/int64(m.Context))))
@@ -167,7 +174,11 @@ func (r *Report) WriteMemory(w io.Writer) error {
 func (m *Memory) verdict() string {
 	switch m.Verdict {
 	case FitsNot:
-		return fmt.Sprintf("does not fit: %s are missing; a shorter context (--ctx-size) saves %s a token", cli.Bytes(m.Minimum-m.Budget), cli.Bytes((m.KVCache+m.IndexerCache)/int64(m.Context)))
+		text := fmt.Sprintf("does not fit: %s are missing", cli.Bytes(m.Minimum-m.Budget))
+		if caches := m.KVCache + m.IndexerCache; caches > 0 {
+			text += fmt.Sprintf("; a shorter context (--ctx-size) saves %s a token", cli.Bytes(caches/int64(m.Context)))
+		}
+		return text
 	case FitsWhole:
 		return fmt.Sprintf("fits: everything is in memory and %s are left for the page cache", cli.Bytes(m.Budget-m.Whole))
 	}
