@@ -386,7 +386,7 @@ func TestTokenizerOfAnotherKindIsCopiedWithAWarning(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte(`{"model":{"type":"WordPiece","vocab":{"a":0}}}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_, stderr := must(t, dir, out, "-q")
+	_, stderr := must(t, dir, out)
 	if !strings.Contains(stderr, "run will take token ids only, no text: ") || !strings.Contains(stderr, "WordPiece") {
 		t.Errorf("stderr\n%s", stderr)
 	}

@@ -304,7 +304,7 @@ func TestAnotherCheckpointIsNoticed(t *testing.T) {
 		}
 		return data
 	})
-	_, stderr := must(t, "overlay", base, "--role", "kv_b", "--format", "int4-row", "--from", checkpoint, "-q")
+	_, stderr := must(t, "overlay", base, "--role", "kv_b", "--format", "int4-row", "--from", checkpoint)
 	if !strings.Contains(stderr, "model.layers.3.self_attn.kv_b_proj.weight of the base is 200% off the values of "+checkpoint+": is that the checkpoint that the base was made from?") {
 		t.Errorf("stderr\n%s", stderr)
 	}

@@ -169,9 +169,12 @@ func Note(cmd *cobra.Command, text string, args ...any) {
 	}
 }
 
-// Warn prints a line that the user must see on the error stream; with --json
-// it is an object {"warning": text} on a line of its own.
+// Warn prints a line that the user should see on the error stream, unless -q;
+// with --json it is an object {"warning": text} on a line of its own.
 func Warn(cmd *cobra.Command, text string, args ...any) {
+	if Quiet(cmd) {
+		return
+	}
 	text = fmt.Sprintf(text, args...)
 	if JSON(cmd) {
 		_ = writeJSON(cmd.ErrOrStderr(), map[string]string{"warning": text})

@@ -318,7 +318,7 @@ func TestVersion(t *testing.T) {
 func TestNotesAndWarnings(t *testing.T) {
 	tests := []struct{ flag, stdout, stderr string }{
 		{"--no-color", "", "note 1\nwarning: warn 2\n"},
-		{"-q", "", "warning: warn 2\n"},
+		{"-q", "", ""},
 		{"--json", "{\"a\":\"<\"}\n", "{\"warning\":\"warn 2\"}\n"},
 	}
 	for _, tt := range tests {
@@ -473,5 +473,20 @@ func TestShellWord(t *testing.T) {
 		if got := ShellWord(in); got != want {
 			t.Errorf("%q: %s, want %s", in, got, want)
 		}
+	}
+}
+
+// TestProgressFitsItsLine: what wraps would stay on the screen in halves.
+func TestProgressFitsItsLine(t *testing.T) {
+	for _, columns := range []int{20, 60, 80, 120, 200} {
+		bar, room := fit(columns, 24)
+		p := &Progress{label: "convert", room: room}
+		name := p.called("out-00000.safetensors, kept from the earlier run")
+		if columns >= 60 && len(name)+bar+52 > columns || bar < 1 || bar > 24 {
+			t.Errorf("%d columns: a bar of %d after %q", columns, bar, name)
+		}
+	}
+	if p := (&Progress{label: "convert", room: 40}); p.called("out-00000.safetensors") != "convert out-00000.safetensors" || p.called("") != "convert" {
+		t.Error("there was room")
 	}
 }
