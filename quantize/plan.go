@@ -264,6 +264,11 @@ func (p *planner) items(wants []Want) {
 		p.problems = append(p.problems, &format.Error{Kind: format.ErrUnsupported, Path: p.snap.Dir,
 			What: fmt.Sprintf("%d tensors of dtype %s, such as", len(u.names), dtype), Err: u.example})
 	}
+	for _, b := range p.Recipe.bits {
+		if !slices.ContainsFunc(p.Items, func(it Item) bool { return b.takes(it.Want) }) {
+			p.fail(format.ErrUsage, "", "--"+b.Name+" matches no tensor", "a model without "+b.Doc, "")
+		}
+	}
 	for i := range p.Recipe.Overrides {
 		o := &p.Recipe.Overrides[i]
 		if used[o] == 0 {

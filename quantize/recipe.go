@@ -65,6 +65,8 @@ type Recipe struct {
 	Up, Down  *Choice          // likewise
 	Overrides []Override       // the last that matches wins over everything else
 	Shards    string           // the prefix of the shards' names
+
+	bits []BitFlag // that were given; each must decide some tensor
 }
 
 func roles(rest Choice, except map[Role]Choice) (all [numRoles]Choice) {
@@ -344,6 +346,7 @@ func (r *Recipe) With(f Flags) (*Recipe, error) {
 		if id == format.Int4Grouped {
 			c = grouped(group)
 		}
+		n.bits = append(slices.Clip(n.bits), b)
 		if !n.setBits(b, c) {
 			fail("--"+b.Name, "recipe "+r.Name+" leaves that out", "a recipe that keeps it")
 		}
@@ -404,6 +407,25 @@ func (r *Recipe) setBits(b BitFlag, c Choice) (kept bool) {
 	return kept
 }
 
+// takes says whether the flag is about a tensor.
+func (b BitFlag) takes(w Want) bool {
+	switch {
+	case w.exact():
+		return false
+	case w.MTP:
+		return b.MTP
+	case w.InIndexer():
+		return slices.Contains(b.Roles, Indexer)
+	}
+	return slices.Contains(b.Roles, w.Role) || w.Role == Expert && b.Projection != "" && projectionOf(w) == b.Projection
+}
+
+// projectionOf is "gate", "up" or "down" of a routed expert's tensor.
+func projectionOf(w Want) string {
+	_, last, _ := cutLast(strings.TrimSuffix(w.Name, ".weight"), ".")
+	return strings.TrimSuffix(last, "_proj")
+}
+
 func (r *Recipe) projection(name string) **Choice {
 	switch name {
 	case "gate":
@@ -430,8 +452,7 @@ func (r *Recipe) Choose(w Want) (Choice, *Override) {
 	case c.Drop:
 		return choiceDrop, nil
 	case w.Role == Expert:
-		_, last, _ := cutLast(strings.TrimSuffix(w.Name, ".weight"), ".")
-		if p := r.projection(strings.TrimSuffix(last, "_proj")); p != nil && *p != nil {
+		if p := r.projection(projectionOf(w)); p != nil && *p != nil {
 			c = **p
 		}
 	}

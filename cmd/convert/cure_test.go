@@ -34,3 +34,15 @@ func TestRefusalHasACommand(t *testing.T) {
 		t.Errorf("%s", stderr)
 	}
 }
+
+// TestFlagsThatMatchNothing: a flag about tensors that the model has not is a
+// mistake about the model.
+func TestFlagsThatMatchNothing(t *testing.T) {
+	for _, tt := range [][]string{{"llama", "--kvb-bits"}, {"llama", "--xbits"}, {"llama", "--indexer-bits"}, {"mixtral", "--down-bits"}, {"glm_moe_dsa", "--mtp-bits"}} {
+		code, _, stderr := run(t, "plan", fixtures.Path(t, tt[0]), tt[1], "8", "--allow-ambiguous")
+		if code != cli.Usage || !strings.Contains(stderr, tt[1]+" matches no tensor (found a model without ") {
+			t.Errorf("%q: exit %d, stderr %s", tt, code, stderr)
+		}
+	}
+	must(t, "plan", fixtures.Path(t, "llama"), "--o-bits", "8", "--ebits", "8")
+}

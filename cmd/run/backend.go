@@ -82,7 +82,7 @@ func (f *modelFlags) open(cmd *cobra.Command) (*placement, error) {
 		switch {
 		case err == nil:
 			return p, nil
-		case f.backend != "auto":
+		case f.backend != "auto", errors.Is(err, format.ErrUsage):
 			return nil, err
 		case !errors.Is(err, metal.ErrNoDevice):
 			cli.Warn(cmd, "%s is not used: %v", d.Name, err)
@@ -95,6 +95,9 @@ func (f *modelFlags) open(cmd *cobra.Command) (*placement, error) {
 		}
 		return nil, &format.Error{Kind: format.ErrUnsupported, What: "no such backend on this system", Found: f.backend, Wanted: strings.Join(have, ", ")}
 	}
+	if f.deviceFlag.Changed {
+		return nil, &format.Error{Kind: format.ErrUnsupported, What: "--device: no GPU is used; see --list-devices", Found: fmt.Sprint(f.device)}
+	}
 	return &placement{cpu: runtime.NewCPU(f.threads), name: "cpu"}, nil
 }
 
@@ -102,8 +105,12 @@ func (f *modelFlags) openGPU(d metal.Driver) (*placement, error) {
 	unsupported := func(err error) error {
 		return &format.Error{Kind: format.ErrUnsupported, What: "backend " + d.Name, Err: err}
 	}
-	if _, err := d.Devices(); err != nil {
+	names, err := d.Devices()
+	switch {
+	case err != nil:
 		return nil, unsupported(err)
+	case f.device >= len(names):
+		return nil, &format.Error{Kind: format.ErrUsage, What: "--device: backend " + d.Name + " has no such device", Found: fmt.Sprint(f.device), Wanted: "less than " + fmt.Sprint(len(names))}
 	}
 	dev, err := d.Open(f.device)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"hawkmoth/cmd/internal/cli"
 	"hawkmoth/format"
@@ -76,6 +77,7 @@ type modelFlags struct {
 	device     int
 	disable    []string
 	residency  string
+	deviceFlag *pflag.Flag
 	requireGPU bool
 	overlays   []string
 
@@ -91,6 +93,7 @@ func (f *modelFlags) register(cmd *cobra.Command) {
 	fl.IntVar(&f.chunk, "chunk", 0, fmt.Sprintf("prompt `TOKENS` processed at a time; changes memory and speed, never the result; 0 = %d", runtime.DefaultChunk))
 	fl.StringVar(&f.backend, "backend", "auto", "`NAME`: auto (a GPU if there is one, else the CPU), "+strings.Join(backendNames[1:], ", "))
 	fl.IntVar(&f.device, "device", 0, "`INDEX` of the GPU, see --list-devices")
+	f.deviceFlag = fl.Lookup("device")
 	fl.BoolVar(&f.requireGPU, "require-gpu", false, "fail with exit code 3 if anything would not run on a GPU")
 	fl.StringArrayVar(&f.overlays, "overlay", nil, "`DIR` whose tensors replace those of the model; repeatable, the last wins")
 	fl.StringVar(&f.residency, "residency", "on", "`on|off`: have the system keep the weights wired for the GPU (macOS 15)")
@@ -121,6 +124,9 @@ func (f *modelFlags) check() error {
 	within("--device", f.device, math.MaxInt32)
 	oneOf("--backend", f.backend, backendNames...)
 	oneOf("--residency", f.residency, "on", "off")
+	if f.backend == "cpu" && f.deviceFlag.Changed {
+		bad = append(bad, cli.Usagef("--device is for a GPU: --backend cpu has none"))
+	}
 	for _, part := range f.disable {
 		oneOf("--disable", part, metal.Switches...)
 	}

@@ -271,3 +271,22 @@ func TestListDevices(t *testing.T) {
 		t.Errorf("exit %d, stderr %q", code, stderr)
 	}
 }
+
+func TestDevicesThatAreNotThere(t *testing.T) {
+	dir := fixtures.Path(t, "glm_moe_dsa")
+	out := filepath.Join(t.TempDir(), "x")
+	for _, tt := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"--backend", "cpu", "--device", "0"}, cli.Usage, "--device is for a GPU: --backend cpu has none"},
+		{[]string{"--backend", "emulator", "--device", "1"}, cli.Usage, "--device: backend emulator has no such device (found 1, wanted less than 1)"},
+		{[]string{"--device", "99"}, 0, "--device: "},
+	} {
+		code, _, stderr := run(t, append([]string{"logits", dir, "--ids", "1", "-o", out}, tt.args...)...)
+		if code != tt.code && tt.code != 0 || code == 0 || !strings.Contains(stderr, tt.says) {
+			t.Errorf("%q: exit %d, stderr %q", tt.args, code, stderr)
+		}
+	}
+}
