@@ -206,6 +206,24 @@ func TestTextIsNoFault(t *testing.T) {
 	}
 }
 
+// TestOverlayAlone: an overlay without its model says what it is and where it goes.
+func TestOverlayAlone(t *testing.T) {
+	convert, inspect, run := build(t, "convert"), build(t, "inspect"), build(t, "run")
+	dir := filepath.Join(t.TempDir(), "exact")
+	if out, err := exec.Command(convert, "overlay", fixtures.Path(t, "tiny-glm-g64"), "--role", "kv_b", "--format", "bf16", "-o", dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	says := dir + ": this is the overlay kvb, whose tensors replace those of a model (wanted the model's directory, with --overlay " + dir + ")"
+	for _, c := range [][]string{{run, dir, "-p", "x"}, {convert, "plan", dir}} {
+		if code, faults := faultsOf(t, c[0], c[1:]...); code != 2 || len(faults) != 1 || faults[0].Message != says {
+			t.Errorf("%s: exit %d, %+v, want %s", filepath.Base(c[0]), code, faults, says)
+		}
+	}
+	if out, err := exec.Command(inspect, dir).CombinedOutput(); err != nil || !strings.Contains(string(out), says) {
+		t.Errorf("inspect: %v, no %q in\n%s", err, says, out)
+	}
+}
+
 func lines(faults []fault) string {
 	var b strings.Builder
 	for _, f := range faults {

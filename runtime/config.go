@@ -3,12 +3,15 @@ package runtime
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 	"strings"
 
 	"hawkmoth/format"
+	"hawkmoth/quantize"
 	"hawkmoth/runtime/kernel"
 )
 
@@ -66,10 +69,21 @@ type Config struct {
 	MTPLayers int // multi-token-prediction blocks behind the last layer
 }
 
-// OpenConfig reads the config.json of a snapshot as ReadConfig does. The error
-// wraps fs.ErrNotExist where there is none.
+// OpenConfig reads the config.json of a snapshot as ReadConfig does. Where there
+// is none, the error is format.ErrIncomplete and wraps fs.ErrNotExist; an
+// overlay, which needs none, is format.ErrUsage.
 func OpenConfig(snap *format.Snapshot) (*Config, error) {
 	data, err := snap.ReadJSONFile(configName)
+	if errors.Is(err, fs.ErrNotExist) {
+		if list, oerr := quantize.Overlays(snap.Dir); oerr == nil && len(list) > 0 {
+			return nil, &format.Error{Kind: format.ErrUsage, Path: snap.Dir, What: "this is the overlay " + list[0].Name + ", whose tensors replace those of a model",
+				Wanted: "the model's directory, with --overlay " + snap.Dir}
+		}
+		var e *format.Error
+		if errors.As(err, &e) {
+			e.Kind = format.ErrIncomplete
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -91,7 +91,7 @@ func TestModelsThatAreRefused(t *testing.T) {
 		says   string
 	}{
 		{"not a model", func(dir string) { _ = os.Remove(filepath.Join(dir, "out-00000.safetensors")) }, cli.Corrupt, "incomplete", "no .safetensors file in this directory"},
-		{"no configuration", func(dir string) { _ = os.Remove(filepath.Join(dir, "config.json")) }, cli.Failed, "failed", "config.json: cannot open: no such file or directory"},
+		{"no configuration", func(dir string) { _ = os.Remove(filepath.Join(dir, "config.json")) }, cli.Corrupt, "incomplete", "config.json: cannot open: no such file or directory"},
 		{"another architecture", config(func(c map[string]any) { c["model_type"] = "abacus" }), cli.Unsupported, "unsupported", `no such architecture (model_type) (found "abacus", wanted glm_moe_dsa`},
 		{"an unknown key", config(func(c map[string]any) { c["attention_sinks"] = 4 }), cli.Unsupported, "unsupported", `key "attention_sinks" is not known and may change the maths (found 4)`},
 		{"an unknown value", config(func(c map[string]any) { c["hidden_act"] = "gelu" }), cli.Unsupported, "unsupported", "hidden_act changes the maths and is not implemented (found \"gelu\", wanted silu)"},

@@ -306,6 +306,10 @@ func (r *Report) readConfig() (bool, error) {
 		r.Verdict = Unknown
 		r.Unknown = append(r.Unknown, "the model: there is no config.json, so shapes and formats of packed matrices, roles and completeness cannot be known")
 		return false, nil
+	case errors.Is(err, format.ErrUsage):
+		r.Verdict = Unknown
+		r.Unknown = append(r.Unknown, err.Error())
+		return false, nil
 	case err == nil:
 		return true, nil
 	}
