@@ -326,6 +326,20 @@ func WriteFileAtomic(path string, data []byte) error {
 	return publish(f, path)
 }
 
+// CanWrite says before the work what WriteFileAtomic and Create would say after
+// it; nothing stays behind.
+func CanWrite(path string) error {
+	f, err := createTemp(path, 0)
+	if err != nil {
+		return err
+	}
+	_ = f.Close()
+	if err := os.Remove(f.Name()); err != nil {
+		return fileError(path, "cannot write", err)
+	}
+	return nil
+}
+
 // withPath adds the file to errors that were made without knowing it.
 func withPath(err error, path string) error {
 	switch e := err.(type) {

@@ -215,3 +215,14 @@ func TestPageOfWhatDoesNotLoad(t *testing.T) {
 		holds(t, string(text), tt.words...)
 	}
 }
+
+// TestHTMLThatCannotBeWritten is found before the work.
+func TestHTMLThatCannotBeWritten(t *testing.T) {
+	dir := synthesise(t, small(), in(format.Int8Row, 0)).save()
+	for _, page := range []string{filepath.Join(dir, "nowhere", "page.html"), t.TempDir()} {
+		code, stdout, stderr := runInspect(dir, "--html", page, "--verify")
+		if code != 1 || stdout != "" || !strings.HasPrefix(stderr, "inspect: "+page+": cannot create: ") {
+			t.Errorf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
+		}
+	}
+}

@@ -160,6 +160,11 @@ func (f *flags) pattern(args []string) (string, error) {
 }
 
 func inspect(cmd *cobra.Command, dir string, f *flags) (err error) {
+	if f.html != "" {
+		if err := format.CanWrite(f.html); err != nil {
+			return err
+		}
+	}
 	snap, err := format.Open(dir, f.overlays...)
 	if err != nil {
 		if code, _ := cli.Code(err); code == cli.Failed {

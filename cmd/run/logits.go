@@ -54,6 +54,9 @@ The same model and ids give the same file on every machine.`,
 		if len(ids) == 0 {
 			return cli.Usagef("--ids holds no token")
 		}
+		if err := format.CanWrite(to); err != nil {
+			return err
+		}
 		m, err := f.load(cmd, args[0])
 		if err != nil {
 			return err
