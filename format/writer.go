@@ -197,8 +197,12 @@ func Create(path string, entries []Entry, meta map[string]string) (*Writer, erro
 
 // createTemp makes path + ".tmp" with n bytes.
 func createTemp(path string, n int64) (*os.File, error) {
-	if st, err := os.Stat(path); err == nil && st.IsDir() {
+	switch st, err := os.Stat(path); {
+	case err != nil:
+	case st.IsDir():
 		return nil, &Error{Path: path, What: "cannot create: a directory has this name"}
+	case !st.Mode().IsRegular(): // a rename would take its place
+		return nil, &Error{Path: path, What: "cannot create: a device or a pipe has this name"}
 	}
 	if err := os.Remove(path + tempSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fileError(path+tempSuffix, "cannot remove a stale temporary file", err)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -219,7 +220,13 @@ func TestPageOfWhatDoesNotLoad(t *testing.T) {
 // TestHTMLThatCannotBeWritten is found before the work.
 func TestHTMLThatCannotBeWritten(t *testing.T) {
 	dir := synthesise(t, small(), in(format.Int8Row, 0)).save()
-	for _, page := range []string{filepath.Join(dir, "nowhere", "page.html"), t.TempDir()} {
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	for _, page := range []string{filepath.Join(dir, "nowhere", "page.html"), t.TempDir(), socket} {
 		code, stdout, stderr := runInspect(dir, "--html", page, "--verify")
 		if code != 1 || stdout != "" || !strings.HasPrefix(stderr, "inspect: "+page+": cannot create: ") {
 			t.Errorf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
