@@ -29,7 +29,7 @@ type generateFlags struct {
 func (g *generateFlags) registerAll(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVarP(&g.prompt, "prompt", "p", "", "`TEXT` to answer or to continue; - reads standard input")
-	f.StringVarP(&g.file, "file", "f", "", "`FILE` with the text to continue")
+	f.StringVarP(&g.file, "file", "f", "", "`FILE` with the text to continue; - reads standard input")
 	f.IntVarP(&g.max, "max-tokens", "n", 128, fmt.Sprintf("generate at most `N` tokens (%d of an answer that ends by itself)", chatMax))
 	f.IntVar(&g.max, "predict", 128, "the same as --max-tokens")
 	_ = f.MarkHidden("predict")
@@ -55,15 +55,15 @@ func (g *generateFlags) text(cmd *cobra.Command) (string, error) {
 	var err error
 	given, typed := cmd.Flags().Changed("prompt"), cli.Terminal(cmd.InOrStdin())
 	switch {
-	case g.file != "":
+	case g.file != "" && g.file != "-":
 		data, err = os.ReadFile(g.file)
-	case g.prompt == "-", !given && !typed:
+	case given && g.prompt != "-":
+		return g.prompt, nil
+	case given, g.file == "-", !typed:
 		if typed {
 			cli.Note(cmd, "type the prompt; Ctrl-D on a line of its own ends it")
 		}
 		data, err = readAll(cmd.Context(), cmd.InOrStdin())
-	case given:
-		return g.prompt, nil
 	}
 	text := strings.TrimSuffix(strings.TrimSuffix(string(data), "\n"), "\r")
 	if text == "" && err == nil {
@@ -151,6 +151,9 @@ func (s *summary) String() string {
 func (g *generateFlags) prepare(cmd *cobra.Command, s *summary) (*runtime.Sampler, error) {
 	if g.max < 1 {
 		return nil, cli.Usagef("--max-tokens must be at least 1")
+	}
+	if g.prompt == "" && cmd.Flags().Changed("prompt") {
+		return nil, cli.Usagef("the prompt is empty")
 	}
 	if g.seed < -1 {
 		return nil, cli.Usagef("--seed must be at least 0, or -1 to draw one")

@@ -46,6 +46,7 @@ func TestGreedyTexts(t *testing.T) {
 		{once, nil},
 		{once + "\n", nil},
 		{once + "\n", []string{"-p", "-"}},
+		{once + "\n", []string{"-f", "-"}},
 		{"not this", []string{"--prompt", once}},
 		{"", []string{"-p", once, "--predict", "8"}},
 	} {
@@ -363,6 +364,12 @@ func TestPromptAndContext(t *testing.T) {
 		code, stdout, stderr := run(t, append([]string{dir}, tt.args...)...)
 		if code != cli.Usage || stdout != "" || !strings.Contains(stderr, tt.says) {
 			t.Errorf("%.40q: exit %d, stdout %q, stderr %q", tt.args, code, stdout, stderr)
+		}
+	}
+	// Without a model there is no need to look for one.
+	for _, chat := range [][]string{nil, {"--chat"}} {
+		if code, _, stderr := run(t, append(chat, filepath.Join(dir, "nowhere"), "-p", "")...); code != cli.Usage || !strings.Contains(stderr, "the prompt is empty") {
+			t.Errorf("%q: exit %d, stderr %q", chat, code, stderr)
 		}
 	}
 }
