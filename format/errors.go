@@ -54,7 +54,11 @@ func (e *Error) Error() string {
 // Said is what is wrong, without where and how much.
 func (e *Error) Said() string {
 	if e.Err != nil {
-		return clean(e.What) + ": " + e.Err.Error()
+		cause := Plain(e.Err)
+		if e.Path != "" {
+			cause = strings.TrimPrefix(cause, e.Path+": ") // which stands before it
+		}
+		return clean(e.What) + ": " + cause
 	}
 	return clean(e.What)
 }

@@ -497,7 +497,7 @@ func TestWrongUses(t *testing.T) {
 		{[]string{"--list", dir}, cli.Usage, "unexpected argument"},
 		{[]string{dir, "x", "y"}, cli.Usage, `unexpected argument "y"`},
 		{[]string{dir, "x", "--recipe", "tiny"}, cli.Usage, `no such recipe (found "tiny", wanted balanced,`},
-		{[]string{dir, "x", "--recipe", "./none.json"}, cli.Usage, "--recipe: open ./none.json"},
+		{[]string{dir, "x", "--recipe", "./none.json"}, cli.Usage, "--recipe: ./none.json: cannot open: no such file or directory"},
 		{[]string{dir, "x", "--format", "q4"}, cli.Usage, `--format (found "q4"`},
 		{[]string{dir, "x", "--group-size", "many"}, cli.Usage, `--group-size (found "many", wanted a number)`},
 		{[]string{dir, "x", "--group-size", "100"}, cli.Usage, "--group-size (found 100, wanted 0"},

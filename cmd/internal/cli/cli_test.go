@@ -91,7 +91,7 @@ func TestUsageErrorsExit2WithAHint(t *testing.T) {
 		{[]string{"a", "b", "--zzzzzzzz"}, "convert: unknown flag --zzzzzzzz\nhint: see \"convert --help\"\n"},
 		{[]string{"a", "b", "-Z"}, "convert: unknown flag -Z\nhint: see \"convert --help\"\n"},
 		{[]string{"a", "b", "--quite"}, "convert: unknown flag --quite\nhint: did you mean --quiet? see \"convert --help\"\n"},
-		{[]string{"a", "b", "--group-size", "many"}, "convert: --group-size: invalid value (found \"many\", wanted int)\nhint: see \"convert --help\"\n"},
+		{[]string{"a", "b", "--group-size", "many"}, "convert: --group-size: invalid value (found \"many\", wanted a whole number)\nhint: see \"convert --help\"\n"},
 		{[]string{"a", "b", "--group-size"}, "convert: --group-size needs a value\nhint: see \"convert --help\"\n"},
 		{[]string{"a"}, "convert: missing argument OUT\nhint: see \"convert --help\"\n"},
 		{[]string{"a", "b", "c"}, "convert: unexpected argument \"c\"\nhint: see \"convert --help\"\n"},

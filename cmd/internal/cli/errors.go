@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"regexp"
 	"strings"
 
@@ -143,15 +144,19 @@ func flagError(cmd *cobra.Command, err error) error {
 	case errors.As(err, &absent):
 		return Usagef("--%s needs a value", absent.GetFlag().Name)
 	case errors.As(err, &invalid):
-		f, cause := invalid.GetFlag(), errors.Unwrap(invalid)
-		if f.Value.Type() == "bool" || strings.Contains(cause.Error(), "strconv.") {
-			cause = nil
+		f, e := invalid.GetFlag(), &format.Error{Kind: format.ErrUsage, Found: fmt.Sprintf("%q", invalid.GetValue())}
+		e.What = "--" + f.Name + ": invalid value"
+		if e.Wanted = valuesOf[f.Value.Type()]; e.Wanted == "" {
+			e.Err, e.Wanted = errors.Unwrap(invalid), f.Value.Type()
 		}
-		return &format.Error{Kind: format.ErrUsage, What: "--" + f.Name + ": invalid value", Err: cause,
-			Found: fmt.Sprintf("%q", invalid.GetValue()), Wanted: f.Value.Type()}
+		return e
 	}
 	return err
 }
+
+// valuesOf says what the parser's types of flags take.
+var valuesOf = map[string]string{"bool": "true or false", "int": "a whole number", "int64": "a whole number", "float64": "a number",
+	"intSlice": "whole numbers with commas between them"}
 
 // nearestFlag is the flag that a misspelt one most likely meant, or "".
 func nearestFlag(cmd *cobra.Command, name string) string {
@@ -254,7 +259,7 @@ func report(cmd *cobra.Command, err error, asJSON bool) int {
 		fmt.Fprintf(&b, "%s%d problems\n", prefix, len(list))
 		lines := make([]string, 0, len(list))
 		for _, e := range list {
-			lines = append(lines, e.Error())
+			lines = append(lines, format.Plain(e))
 		}
 		if len(list) > fewProblems && !Verbose(cmd) {
 			lines = Grouped(list, false)
@@ -263,7 +268,7 @@ func report(cmd *cobra.Command, err error, asJSON bool) int {
 			b.WriteString("  " + line + "\n")
 		}
 	default:
-		b.WriteString(prefix + err.Error() + "\n")
+		b.WriteString(prefix + format.Plain(err) + "\n")
 	}
 	if hint != "" {
 		b.WriteString("hint: " + hint + "\n")
@@ -287,10 +292,14 @@ func flatten(err error) []error {
 
 func describe(err error) problem {
 	_, kind := Code(err)
-	p := problem{Kind: kind, Message: err.Error()}
+	p := problem{Kind: kind, Message: format.Plain(err)}
 	var e *format.Error
-	if errors.As(err, &e) {
+	var file *fs.PathError
+	switch {
+	case errors.As(err, &e):
 		p.Path, p.Tensor, p.Found, p.Wanted = e.Path, e.Tensor, e.Found, e.Wanted
+	case errors.As(err, &file):
+		p.Path = file.Path
 	}
 	return p
 }

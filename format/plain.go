@@ -1,0 +1,155 @@
+package format
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"reflect"
+	"strconv"
+	"strings"
+
+	jsonv2 "github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// Plain is an error in our words, whoever made it: what the parsers and the
+// file system of the Go library say is meant for programmers.
+func Plain(err error) string {
+	text := err.Error()
+	for _, say := range []func(error) (theirs error, ours string){plainFile, plainJSON, plainNumber} {
+		if theirs, ours := say(err); theirs != nil {
+			return strings.ReplaceAll(text, theirs.Error(), ours)
+		}
+	}
+	return text
+}
+
+// fileOps are the operations that os names, as a sentence has them.
+var fileOps = map[string]string{"stat": "open", "lstat": "open", "readdirent": "read", "readlink": "read", "fstat": "read", "mkdir": "make the directory", "unlinkat": "remove", "fsync": "write", "truncate": "write"}
+
+func plainFile(err error) (error, string) {
+	var path *fs.PathError
+	var link *os.LinkError
+	say := func(op, path string, cause error) string {
+		if ours := fileOps[op]; ours != "" {
+			op = ours
+		}
+		return fileError(path, "cannot "+op, cause).Error()
+	}
+	switch {
+	case errors.As(err, &path):
+		return path, say(path.Op, path.Path, path.Err)
+	case errors.As(err, &link):
+		return link, say(link.Op, link.New, link.Err)
+	}
+	return nil, ""
+}
+
+func plainNumber(err error) (error, string) {
+	var n *strconv.NumError
+	if !errors.As(err, &n) {
+		return nil, ""
+	}
+	if errors.Is(n.Err, strconv.ErrRange) {
+		return n, fmt.Sprintf("%q is out of range", n.Num)
+	}
+	return n, fmt.Sprintf("%q is not a number", n.Num)
+}
+
+func plainJSON(err error) (error, string) {
+	var (
+		syntax   *json.SyntaxError
+		kind     *json.UnmarshalTypeError
+		text     *jsontext.SyntacticError
+		semantic *jsonv2.SemanticError
+	)
+	switch {
+	case errors.As(err, &semantic):
+		where := pointer(semantic.JSONPointer)
+		if errors.As(semantic.Err, &text) {
+			return semantic, plainSyntax(text)
+		}
+		if errors.Is(semantic.Err, jsonv2.ErrUnknownName) {
+			return semantic, where + "is not known"
+		}
+		found := map[jsontext.Kind]string{'n': "null", 't': "true", 'f': "false", '"': "a string", '0': "a number", '{': "an object", '[': "a list"}[semantic.JSONKind]
+		return semantic, where + foundWanted(found, semantic.GoType)
+	case errors.As(err, &text):
+		return text, plainSyntax(text)
+	case errors.As(err, &kind):
+		found := map[string]string{"object": "an object", "array": "a list", "bool": "true or false"}[kind.Value]
+		if found == "" {
+			found = "a " + kind.Value
+		}
+		where := ""
+		if kind.Field != "" {
+			where = fmt.Sprintf("key %q: ", kind.Field)
+		}
+		return kind, where + foundWanted(found, kind.Type)
+	case errors.As(err, &syntax):
+		if strings.Contains(syntax.Error(), "unexpected end") {
+			return syntax, "not JSON, it ends too early"
+		}
+		return syntax, fmt.Sprintf("not JSON at byte %d", syntax.Offset)
+	}
+	return nil, ""
+}
+
+func plainSyntax(err *jsontext.SyntacticError) string {
+	switch {
+	case errors.Is(err, jsontext.ErrDuplicateName):
+		return strings.TrimSpace("duplicate " + pointer(err.JSONPointer))
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return "not JSON, it ends too early"
+	}
+	return fmt.Sprintf("not JSON at byte %d", err.ByteOffset)
+}
+
+// pointer names a place in a document, with a space behind it.
+func pointer(p jsontext.Pointer) string {
+	if p == "" {
+		return ""
+	}
+	var keys []string
+	for key := range p.Tokens() {
+		keys = append(keys, key)
+	}
+	name := strings.Join(keys, ".")
+	if len(name) > maxText {
+		name = clean(name)
+	}
+	return fmt.Sprintf("key %q ", name)
+}
+
+func foundWanted(found string, wanted reflect.Type) string {
+	name := ""
+	if wanted != nil {
+		for wanted.Kind() == reflect.Pointer {
+			wanted = wanted.Elem()
+		}
+		switch k := wanted.Kind(); {
+		case k == reflect.String:
+			name = "a string"
+		case k == reflect.Bool:
+			name = "true or false"
+		case k == reflect.Slice, k == reflect.Array:
+			name = "a list"
+		case k == reflect.Map, k == reflect.Struct:
+			name = "an object"
+		case k >= reflect.Int && k <= reflect.Uintptr:
+			name = "a whole number"
+		case k == reflect.Float32, k == reflect.Float64:
+			name = "a number"
+		}
+	}
+	switch {
+	case found == "":
+		return "is not " + name
+	case name == "":
+		return "must not be " + found
+	}
+	return "must be " + name + ", not " + found
+}
