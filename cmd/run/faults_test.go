@@ -24,6 +24,7 @@ func TestWrongUses(t *testing.T) {
 	}{
 		{nil, cli.Usage, "run: missing argument DIR\nhint: no model at hand? \"run demo\" brings one; see \"run --help\"\n"},
 		{[]string{dir, "x"}, cli.Usage, `unexpected argument "x"`},
+		{[]string{"bnech"}, cli.Failed, `hint: did you mean "run bench"?`},
 		{[]string{"lgoits", dir}, cli.Usage, `hint: did you mean "logits"?`},
 		{[]string{dir, "-p", "x", "--promt", "y"}, cli.Usage, "unknown flag --promt\nhint: did you mean --prompt?"},
 		{[]string{dir, "-p", "x", "-f", "y"}, cli.Usage, "--file and --prompt exclude each other"},
@@ -45,7 +46,7 @@ func TestWrongUses(t *testing.T) {
 		{[]string{dir, "-p", "x", "--top-p", "1.5"}, cli.Usage, "top-p (found 1.5, wanted 0 to 1)"},
 		{[]string{dir, "-p", "x", "--min-p", "2"}, cli.Usage, "min-p (found 2, wanted 0 to 1)"},
 		{[]string{dir, "-p", "x", "--repeat-penalty", "-1"}, cli.Usage, "repeat penalty (found -1"},
-		{[]string{dir, "-f", "no/such/file"}, cli.Failed, "no/such/file: cannot open: no such file or directory"},
+		{[]string{t.TempDir(), "-f", "no/such/file"}, cli.Failed, "no/such/file: cannot open: no such file or directory"},
 		{[]string{dir, "-p", "x"}, cli.Failed, "run: nowhere: cannot open: no such file or directory\n"},
 		{[]string{"logits", dir}, cli.Usage, "--ids and --output are required"},
 		{[]string{"logits", dir, "-o", "x", "--ids", "1", "-t", "5000"}, cli.Usage, "--threads (found 5000"},

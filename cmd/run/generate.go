@@ -177,6 +177,9 @@ func generate(cmd *cobra.Command, dir string, g *generateFlags) (err error) {
 	if err != nil {
 		return err
 	}
+	if _, err := os.Stat(dir); err != nil { // before a prompt is awaited
+		return err
+	}
 	text, err := g.text(cmd)
 	if err != nil {
 		return err

@@ -80,7 +80,7 @@ func Execute(ctx context.Context, root *cobra.Command, args []string) int {
 	case ran && ctx.Err() != nil:
 		err = interrupted(run)
 	case ran:
-		err = run.error
+		err = nearby(cmd, run.error)
 	default:
 		err = usageError(cmd, err)
 	}

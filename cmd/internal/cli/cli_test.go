@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	goruntime "runtime"
@@ -488,5 +489,29 @@ func TestProgressFitsItsLine(t *testing.T) {
 	}
 	if p := (&Progress{label: "convert", room: 40}); p.called("out-00000.safetensors") != "convert out-00000.safetensors" || p.called("") != "convert" {
 		t.Error("there was room")
+	}
+}
+
+// TestNearNames: an argument that names nothing may be a misspelt subcommand or
+// something that lies beside it.
+func TestNearNames(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "glm-5.2-snapshot"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ arg, hint string }{
+		{"overlya", `hint: did you mean "convert overlay"? see "convert --help"` + "\n"},
+		{filepath.Join(dir, "glm-5.2-snapsho"), "hint: did you mean " + filepath.Join(dir, "glm-5.2-snapshot") + "?\n"},
+		{filepath.Join(dir, "glm5.2-snapshot") + "/", "hint: did you mean " + filepath.Join(dir, "glm-5.2-snapshot") + "?\n"},
+		{filepath.Join(dir, "llama"), ""},
+		{filepath.Join(dir, "nowhere", "glm-5.2-snapshot"), ""},
+	} {
+		_, err := os.ReadDir(tt.arg)
+		err = &format.Error{Path: tt.arg, What: "cannot open", Err: err}
+		code, _, stderr := execute(t.Context(), fails(err), tt.arg, "b")
+		_, hint, _ := strings.Cut(stderr, "\n")
+		if code != Failed || hint != tt.hint {
+			t.Errorf("%s: exit %d, %s, want %s", tt.arg, code, stderr, tt.hint)
+		}
 	}
 }

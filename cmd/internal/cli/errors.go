@@ -1,13 +1,17 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -169,6 +173,36 @@ func nearestFlag(cmd *cobra.Command, name string) string {
 	cmd.Flags().VisitAll(consider)
 	cmd.InheritedFlags().VisitAll(consider)
 	return best
+}
+
+// nearby adds to the error of an argument that names nothing what it may have
+// meant: a subcommand, or something of the same directory.
+func nearby(cmd *cobra.Command, err error) error {
+	path, typed := describe(err).Path, cmd.Flags().Args()
+	if cmd.HasSubCommands() && slices.Contains(typed, path) && !strings.ContainsAny(path, `./\`) {
+		if near := cmd.SuggestionsFor(path); len(near) > 0 && errors.Is(err, fs.ErrNotExist) {
+			return Hint(err, "did you mean %q? %s", cmd.CommandPath()+" "+near[0], seeHelp(cmd))
+		}
+	}
+	cmd.Flags().Visit(func(f *pflag.Flag) { typed = append(typed, f.Value.String()) })
+	if !errors.Is(err, fs.ErrNotExist) || hintOf(err) != "" || !slices.Contains(typed, path) {
+		return err
+	}
+	dir, name := filepath.Split(filepath.Clean(path))
+	entries, rerr := os.ReadDir(cmp.Or(dir, "."))
+	if rerr != nil {
+		return err
+	}
+	best, least := "", 1+max(2, len(name)/3)
+	for _, entry := range entries {
+		if d := distance(name, entry.Name()); d < min(least, len(name)) {
+			best, least = entry.Name(), d
+		}
+	}
+	if best == "" {
+		return err
+	}
+	return Hint(err, "did you mean %s?", ShellWord(dir+best))
 }
 
 // distance is the number of inserted, deleted and replaced bytes between two words.
