@@ -21,7 +21,7 @@ build: ## the commands, in ./bin
 test: ## every test of this machine, and the kernels as arm64
 	$(TEST) ./... 2>&1 | $(QUIET)
 	@$(MAKE) --no-print-directory test-arm64
-	@command -v clang++-19 >/dev/null || echo "SKIPPED: GPU kernels on the CPU emulator: clang-19 is missing"
+	@command -v clang++-19 clang++-20 clang++-21 clang++-18 clang++ >/dev/null || echo "SKIPPED: GPU kernels on the CPU emulator: clang 18 or newer is missing"
 
 test-noasm: ## the same tests without assembly
 	$(TEST) -tags noasm ./... 2>&1 | $(QUIET)
