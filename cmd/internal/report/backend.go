@@ -28,6 +28,9 @@ var ways = []struct {
 	{"routed experts", []runtime.Kind{runtime.KindExperts, runtime.KindClampedExperts}},
 }
 
+// devices are the GPUs that a prediction is about.
+var devices = map[string]string{"metal": "Apple GPUs of family 7 or newer", "cuda": "NVIDIA GPUs of compute capability 7.5 or newer"}
+
 // limitsOf are the limits of a device that is not at hand. A device with less
 // memory leaves more to the CPU and says so when it loads.
 func limitsOf(backend string) metal.Limits {
@@ -57,7 +60,9 @@ func (r *Report) AddBackend(name string) error {
 }
 
 func (r *Report) placeGPU(name string, l metal.Limits) Placement {
-	return r.placeBackend(name, "metal.Supports, which places the commands of a run too", func(op runtime.Kind, s format.Spec) error { return metal.Supports(op, s, l) })
+	p := r.placeBackend(name, "metal.Supports, which places the commands of a run too", func(op runtime.Kind, s format.Spec) error { return metal.Supports(op, s, l) })
+	p.Device = devices[name]
+	return p
 }
 
 // errNoGPU needs no explanation and is not listed as a reason.

@@ -17,6 +17,7 @@ import (
 type Placement struct {
 	By     string `json:"by"`     // "colibri-1.12", "metal"
 	Source string `json:"source"` // where the gates are from
+	Device string `json:"device"` // that is predicted, whether or not it is at hand; empty for engines and the CPU
 	// Dimensions are sizes for which the engine has no kernel. With any of them
 	// nothing that needs it reaches the GPU; Paths still say what formats allow.
 	Dimensions []string     `json:"dimensions"`
@@ -182,6 +183,9 @@ func (r *Report) WritePlacements(w io.Writer) error {
 		}
 		l.f("placement by %s", p.By)
 		l.f("  from %s", p.Source)
+		if p.Device != "" {
+			l.f("  predicted for %s; run --list-devices says what this machine has", p.Device)
+		}
 		if len(p.Dimensions) > 0 {
 			l.f("\nnothing of this model reaches that engine's fused kernels, which are compiled for other sizes:")
 			for _, d := range p.Dimensions {
@@ -270,10 +274,14 @@ func (p *Placement) line(flag string) string {
 			parts = append(parts, fmt.Sprintf("%s of %s read wrongly", x.Path, layersText(x.Misread)))
 		}
 	}
-	if len(parts) == 0 {
-		return p.By + ": all layers on the GPU"
+	by := p.By
+	if p.Device != "" {
+		by += ", predicted for " + p.Device
 	}
-	return p.By + ": not on the GPU: " + strings.Join(parts, ", ") + "; " + flag + " says why"
+	if len(parts) == 0 {
+		return by + ": all layers on the GPU"
+	}
+	return by + ": not on the GPU: " + strings.Join(parts, ", ") + "; " + flag + " says why"
 }
 
 // table has a column for what is read wrongly only where something is.

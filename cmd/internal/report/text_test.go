@@ -22,7 +22,7 @@ completeness  205 of 205 tensors; layers 0-5 complete
 MTP block     layer 6: absent
 indexer       layers 0-5: absent
 stamps        0 of 170 packed matrices; 57 without a stamp can be read in several ways
-placement     metal: all layers on the GPU
+placement     metal, predicted for Apple GPUs of family 7 or newer: all layers on the GPU
 
 format           tensors  parameters    bytes  bits/weight
 int4-grouped/64      168       4.7 M   2.6 MB         4.51
