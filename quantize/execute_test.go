@@ -8,7 +8,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	goruntime "runtime"
 	"slices"
@@ -201,8 +200,7 @@ func TestE1KilledAnywhere(t *testing.T) {
 			if first {
 				at = 0
 			}
-			cmd := exec.Command(os.Args[0], "-test.run=^TestE1KilledAnywhere$")
-			cmd.Env = append(os.Environ(), "QUANTIZE_TEST_OUT="+out, "QUANTIZE_TEST_AT="+strconv.Itoa(at), "QUANTIZE_TEST_DELAY="+delay.String())
+			cmd := child(t, "TestE1KilledAnywhere", "QUANTIZE_TEST_OUT="+out, "QUANTIZE_TEST_AT="+strconv.Itoa(at), "QUANTIZE_TEST_DELAY="+delay.String())
 			text, err := cmd.CombinedOutput()
 			if err == nil {
 				break // it was quicker than its killer
@@ -279,8 +277,7 @@ func TestE1KilledAtEveryStage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			out := outDir(t)
 			if stage.killed {
-				cmd := exec.Command(os.Args[0], "-test.run=^TestE1KilledAtEveryStage$")
-				cmd.Env = append(os.Environ(), "QUANTIZE_TEST_OUT="+out, "QUANTIZE_TEST_STAGE="+name)
+				cmd := child(t, "TestE1KilledAtEveryStage", "QUANTIZE_TEST_OUT="+out, "QUANTIZE_TEST_STAGE="+name)
 				if text, err := cmd.CombinedOutput(); err == nil || cmd.ProcessState.String() != "signal: killed" {
 					t.Fatalf("child: %v\n%s", err, text)
 				}

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	goruntime "runtime"
 	"strings"
@@ -59,9 +58,8 @@ func TestOverlayKilledAnywhere(t *testing.T) {
 		dir := outDir(t)
 		restoreDir(t, dir, job.start)
 		for try := 0; ; try++ { // later and later, so that each round ends
-			cmd := exec.Command(os.Args[0], "-test.run=^TestOverlayKilledAnywhere$")
 			delay := time.Duration(rng.IntN(1<<min(10+try, 20))) * time.Microsecond
-			cmd.Env = append(os.Environ(), "OVERLAY_TEST_DIR="+dir, "OVERLAY_TEST_JOB="+job.name, "OVERLAY_TEST_DELAY="+delay.String())
+			cmd := child(t, t.Name(), "OVERLAY_TEST_DIR="+dir, "OVERLAY_TEST_JOB="+job.name, "OVERLAY_TEST_DELAY="+delay.String())
 			text, err := cmd.CombinedOutput()
 			if err == nil {
 				break // it was quicker than its killer
