@@ -19,29 +19,31 @@ const module = "hawkmoth"
 // arrows lists, for each room, the rooms that it may reach; every package of
 // the module needs its row. Test files may use testRooms besides.
 var arrows = map[string][]string{
-	"":                    {},
-	"format":              {},
-	"quantize":            {"format"},
-	"runtime/kernel":      {"format", "quantize"},
-	"runtime":             {"format", "quantize", "runtime/kernel"},
-	"runtime/jinja":       {},
-	"runtime/chat":        {"format", "runtime/jinja"},
-	"metal":               {"format", "quantize", "runtime/kernel", "runtime", "internal/msl"},
-	"cmd/internal/cli":    {"format"},
-	"cmd/internal/report": {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl", "cmd/internal/cli"},
-	"cmd/convert":         {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl", "cmd/internal/cli", "cmd/internal/report"},
-	"cmd/inspect":         {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl", "cmd/internal/cli", "cmd/internal/report"},
-	"cmd/run":             {"format", "quantize", "runtime/kernel", "runtime", "runtime/chat", "runtime/jinja", "metal", "internal/msl", "cmd/internal/cli", "cmd/internal/report", "internal/fixtures"},
-	"internal/fixtures":   {},
-	"internal/guard":      {},
-	"internal/msl":        {},
-	"benchmarks/mkrandom": {"format", "quantize", "runtime/kernel", "runtime"},
-	"internal/genptx":     {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl"},
+	"":                            {},
+	"format":                      {},
+	"quantize":                    {"format"},
+	"runtime/kernel":              {"format", "quantize"},
+	"runtime":                     {"format", "quantize", "runtime/kernel"},
+	"runtime/jinja":               {},
+	"runtime/chat":                {"format", "runtime/jinja"},
+	"metal":                       {"format", "quantize", "runtime/kernel", "runtime", "internal/msl"},
+	"cmd/internal/cli":            {"format"},
+	"cmd/internal/clitest":        {"format", "cmd/internal/cli"},
+	"cmd/internal/report":         {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl", "cmd/internal/cli"},
+	"cmd/convert":                 {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl", "cmd/internal/cli", "cmd/internal/report"},
+	"cmd/inspect":                 {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl", "cmd/internal/cli", "cmd/internal/report"},
+	"cmd/run":                     {"format", "quantize", "runtime/kernel", "runtime", "runtime/chat", "runtime/jinja", "metal", "internal/msl", "cmd/internal/cli", "cmd/internal/report", "internal/fixtures"},
+	"internal/fixtures":           {},
+	"internal/fixtures/converted": {"format", "quantize", "internal/fixtures"},
+	"internal/guard":              {},
+	"internal/msl":                {},
+	"benchmarks/mkrandom":         {"format", "quantize", "runtime/kernel", "runtime"},
+	"internal/genptx":             {"format", "quantize", "runtime/kernel", "runtime", "metal", "internal/msl"},
 }
 
 // testRooms is what the tests of any room may import besides its own arrows;
 // the repository's own tests may import every room.
-var testRooms = []string{"internal/fixtures", "internal/guard"}
+var testRooms = []string{"internal/fixtures", "internal/fixtures/converted", "internal/guard", "cmd/internal/clitest"}
 
 // foreign lists what the packages below cmd must not import, with the reason.
 var foreign = map[string]string{

@@ -2,11 +2,9 @@ package hawkmoth_test
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -178,7 +176,7 @@ func configurations(t *testing.T) string {
 		if strings.HasSuffix(file, "_hf_quant_config.json.gz") { // lies beside a config.json and is no model
 			continue
 		}
-		c, err := runtime.ReadConfig(gunzip(t, file))
+		c, err := runtime.ReadConfig(fixtures.Gunzip(t, file))
 		text := ""
 		if err == nil {
 			text = "**" + c.Arch.Name + "**: " + c.Summary()
@@ -212,24 +210,6 @@ func reasons(err error) string {
 		lines = append(lines, fmt.Sprintf("and %d more such keys", unknown-3))
 	}
 	return strings.Join(lines, "; ")
-}
-
-func gunzip(t *testing.T, file string) []byte {
-	t.Helper()
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
 }
 
 // build compiles a command into a directory of the test.

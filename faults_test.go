@@ -134,7 +134,7 @@ func TestOneMessageForOneFault(t *testing.T) {
 		{"E10 untied without a head", dropped("lm_head.weight"), 4, []string{"lm_head.weight (head): missing tensor"}},
 		{"E11 a token without a row", func(t *testing.T) string {
 			dir := fixtures.TinyGLMDir(t)
-			edit(t, filepath.Join(dir, "tokenizer.json"), func(tok map[string]any) {
+			fixtures.EditJSON(t, filepath.Join(dir, "tokenizer.json"), func(tok map[string]any) {
 				added := tok["added_tokens"].([]any)
 				added[len(added)-1].(map[string]any)["id"] = 4096
 			})
@@ -143,7 +143,7 @@ func TestOneMessageForOneFault(t *testing.T) {
 		{"a tensor of another shape", config(func(c map[string]any) { c["intermediate_size"] = 511 }), 4, []string{"model.layers.0.mlp.down_proj.weight: shape"}},
 		{"stop tokens that cannot be read", func(t *testing.T) string {
 			dir := fixtures.TinyGLMDir(t)
-			edit(t, filepath.Join(dir, "generation_config.json"), func(c map[string]any) { c["eos_token_id"] = "end" })
+			fixtures.EditJSON(t, filepath.Join(dir, "generation_config.json"), func(c map[string]any) { c["eos_token_id"] = "end" })
 			return dir
 		}, 4, []string{string(filepath.Separator) + `generation_config.json: eos_token_id (found "end", wanted a token id or a list of them)`}},
 		{"another architecture", config(func(c map[string]any) { c["model_type"] = "another" }), 3, []string{string(filepath.Separator) + `config.json: no such architecture (model_type) (found "another"`}},
@@ -181,10 +181,10 @@ func TestTextIsNoFault(t *testing.T) {
 	}{
 		{"absent", remove, "tokenizer.json"},
 		{"of another kind", func(t *testing.T, path string) {
-			edit(t, path, func(tok map[string]any) { tok["model"] = map[string]any{"type": "Unigram", "vocab": []any{}} })
+			fixtures.EditJSON(t, path, func(tok map[string]any) { tok["model"] = map[string]any{"type": "Unigram", "vocab": []any{}} })
 		}, `tokenizer.json: model "Unigram"`},
 		{"of another kind, with faults that may not be any", func(t *testing.T, path string) {
-			edit(t, path, func(tok map[string]any) {
+			fixtures.EditJSON(t, path, func(tok map[string]any) {
 				tok["normalizer"] = map[string]any{"type": "Lowercase"}
 				tok["decoder"] = map[string]any{"kind": "none"}
 			})
@@ -246,26 +246,6 @@ func remove(t *testing.T, path string) {
 	}
 }
 
-// edit changes a JSON file.
-func edit(t *testing.T, path string, change func(map[string]any)) {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	object := map[string]any{}
-	if err == nil {
-		err = json.Unmarshal(data, &object)
-	}
-	if err == nil {
-		change(object)
-		data, err = json.Marshal(object)
-	}
-	if err == nil {
-		err = os.WriteFile(path, data, 0o644)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // unfinished is what an interrupted conversion leaves, with a shard or without.
 func unfinished(shard bool) func(*testing.T) string {
 	return func(t *testing.T) string {
@@ -293,7 +273,7 @@ func unfinished(shard bool) func(*testing.T) string {
 func config(change func(map[string]any)) func(*testing.T) string {
 	return func(t *testing.T) string {
 		dir := fixtures.TinyGLMDir(t)
-		edit(t, filepath.Join(dir, "config.json"), change)
+		fixtures.EditJSON(t, filepath.Join(dir, "config.json"), change)
 		return dir
 	}
 }

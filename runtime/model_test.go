@@ -8,13 +8,13 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"hawkmoth/format"
 	"hawkmoth/internal/fixtures"
+	"hawkmoth/internal/fixtures/converted"
 	"hawkmoth/quantize"
 )
 
@@ -198,35 +198,13 @@ func generated(t *testing.T, s *Session, prompt []int32, n int) (ids []int32) {
 // convert makes a container of a fixture with one format for every matrix.
 func convert(t *testing.T, source string, flags quantize.Flags) string {
 	t.Helper()
-	snap, err := format.Open(source)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer snap.Close()
-	data, err := snap.ReadJSONFile("config.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := ReadConfig(data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	recipe, err := quantize.RecipeFor("balanced")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if recipe, err = recipe.With(flags); err != nil {
-		t.Fatal(err)
-	}
-	plan, err := quantize.NewPlan(snap, c.Arch.Tensors(c), recipe, quantize.PlanOptions{AllowAmbiguous: true, AllowBigger: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := filepath.Join(t.TempDir(), "out")
-	if _, err := quantize.Execute(context.Background(), plan, dir, quantize.ExecuteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	return dir
+	return converted.Container(t, source, func(config []byte) ([]quantize.Want, error) {
+		c, err := ReadConfig(config)
+		if err != nil {
+			return nil, err
+		}
+		return c.Arch.Tensors(c), nil
+	}, "balanced", flags)
 }
 
 // formats that the bit tests run: every one that convert writes.

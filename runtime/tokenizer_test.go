@@ -2,11 +2,9 @@ package runtime
 
 import (
 	"bytes"
-	"compress/gzip"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -26,30 +24,12 @@ var tokenizerFamilies = []string{"llama3", "qwen3", "deepseek_v3", "pythia", "ll
 func familyFiles(t testing.TB, family string) (tokenizer, config []byte) {
 	t.Helper()
 	dir := fixtures.Shared(t, "tokenizers/"+family)
-	tokenizer = readGzip(t, filepath.Join(dir, "tokenizer.json.gz"))
+	tokenizer = fixtures.Gunzip(t, filepath.Join(dir, "tokenizer.json.gz"))
 	config, err := os.ReadFile(filepath.Join(dir, "tokenizer_config.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return tokenizer, config
-}
-
-func readGzip(t testing.TB, path string) []byte {
-	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = f.Close() }()
-	r, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
 }
 
 var loadedFamilies sync.Map // name → *Tokenizer
@@ -149,7 +129,7 @@ func TestTokenizerFeatures(t *testing.T) {
 			Decode    [][2]json.RawMessage
 		}
 	}
-	data := readGzip(t, fixtures.Path(t, "tokenizer_features.json.gz"))
+	data := fixtures.Gunzip(t, fixtures.Path(t, "tokenizer_features.json.gz"))
 	if err := json.Unmarshal(data, &f); err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"hawkmoth/cmd/internal/cli"
+	"hawkmoth/cmd/internal/clitest"
 	"hawkmoth/format"
 	"hawkmoth/internal/fixtures"
 	"hawkmoth/quantize"
@@ -25,51 +26,21 @@ import (
 // run executes the command and gives its exit code and streams.
 func run(t testing.TB, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	return runContext(t, context.Background(), args...)
+	return clitest.Run(context.Background(), command(), nil, args...)
 }
 
 func runContext(t testing.TB, ctx context.Context, args ...string) (int, string, string) {
 	t.Helper()
-	var o, e bytes.Buffer
-	root := command()
-	root.SetOut(&o)
-	root.SetErr(&e)
-	code := cli.Execute(ctx, root, args)
-	return code, o.String(), e.String()
+	return clitest.Run(ctx, command(), nil, args...)
 }
 
 // must runs the command, which has to succeed.
 func must(t testing.TB, args ...string) (stdout, stderr string) {
 	t.Helper()
-	code, stdout, stderr := run(t, args...)
-	if code != 0 {
-		t.Fatalf("convert %s: exit %d\n%s", strings.Join(args, " "), code, stderr)
-	}
-	return stdout, stderr
+	return clitest.Must(t, command(), args...)
 }
 
 func outDir(t testing.TB) string { return filepath.Join(t.TempDir(), "out") }
-
-// edit changes the config.json of a checkpoint.
-func edit(t testing.TB, dir string, change func(map[string]any)) {
-	t.Helper()
-	path := filepath.Join(dir, "config.json")
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config := map[string]any{}
-	if err := json.Unmarshal(data, &config); err != nil {
-		t.Fatal(err)
-	}
-	change(config)
-	if data, err = json.Marshal(config); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, data, 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // rewrite writes the shards of a checkpoint again, tensor by tensor; change
 // gives the tensor's new data, or nil to leave it out.
@@ -274,7 +245,7 @@ func TestE8TinyGLMsMTPBlockIsRecognised(t *testing.T) {
 	if !strings.Contains(stdout, "left out by the recipe: MTP block (47 tensors), indexer (30 tensors)\n") || !strings.Contains(stdout, "left out: model.layers.6.eh_proj.weight\n") {
 		t.Errorf("the plan does not say that the MTP block is left out:\n%s", stdout)
 	}
-	edit(t, dir, func(c map[string]any) { delete(c, "num_nextn_predict_layers") })
+	fixtures.EditJSON(t, filepath.Join(dir, "config.json"), func(c map[string]any) { delete(c, "num_nextn_predict_layers") })
 	code, _, stderr := run(t, "plan", dir)
 	if code != cli.Unsupported || !strings.Contains(stderr, "behind the last layer that config.json announces: an MTP block needs num_nextn_predict_layers\n    model.layers.6.eh_proj.weight\n") {
 		t.Errorf("exit %d, stderr\n%s", code, stderr)
@@ -283,7 +254,7 @@ func TestE8TinyGLMsMTPBlockIsRecognised(t *testing.T) {
 
 func TestE5UnknownArchitectureStopsBeforeAnyByte(t *testing.T) {
 	dir, out := fixtures.TinyGLMDir(t), outDir(t)
-	edit(t, dir, func(c map[string]any) { c["model_type"] = "another" })
+	fixtures.EditJSON(t, filepath.Join(dir, "config.json"), func(c map[string]any) { c["model_type"] = "another" })
 	code, _, stderr := run(t, dir, out)
 	if code != cli.Unsupported || !strings.Contains(stderr, `no such architecture (model_type) (found "another"`) {
 		t.Errorf("exit %d, stderr\n%s", code, stderr)
@@ -340,7 +311,7 @@ func TestE10Heads(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := fixtures.TinyGLMDir(t)
-			edit(t, dir, func(c map[string]any) { c["tie_word_embeddings"] = tt.tie })
+			fixtures.EditJSON(t, filepath.Join(dir, "config.json"), func(c map[string]any) { c["tie_word_embeddings"] = tt.tie })
 			rewrite(t, dir, func(x *format.Tensor, data []byte) []byte {
 				if tt.head == nil && x.Name == "lm_head.weight" {
 					return nil

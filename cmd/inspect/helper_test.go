@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -12,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"hawkmoth/cmd/internal/cli"
+	"hawkmoth/cmd/internal/clitest"
 	"hawkmoth/cmd/internal/report"
 	"hawkmoth/format"
 	"hawkmoth/quantize"
@@ -192,12 +191,7 @@ func in(id format.ID, group int) func(quantize.Want) (format.Spec, bool) {
 
 // runInspect is the command as a user types it.
 func runInspect(args ...string) (code int, stdout, stderr string) {
-	var o, e bytes.Buffer
-	root := command()
-	root.SetOut(&o)
-	root.SetErr(&e)
-	code = cli.Execute(context.Background(), root, args)
-	return code, o.String(), e.String()
+	return clitest.Run(context.Background(), command(), nil, args...)
 }
 
 // inspected is the report about a directory; the exit code must be the wanted one.
@@ -223,11 +217,7 @@ func inspected(t *testing.T, wanted int, args ...string) *report.Report {
 // holds checks that some text has every part.
 func holds(t *testing.T, text string, parts ...string) {
 	t.Helper()
-	for _, p := range parts {
-		if !strings.Contains(text, p) {
-			t.Errorf("no %q in:\n%s", p, text)
-		}
-	}
+	clitest.Holds(t, text, parts...)
 }
 
 func messages(r *report.Report) string {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -596,7 +595,7 @@ func TestChatOracleIDs(t *testing.T) {
 			t.Fatal(err)
 		}
 		if loaded[row.Family] == nil {
-			if loaded[row.Family], err = runtime.LoadTokenizer(gunzip(t, filepath.Join(dir, "tokenizer.json.gz")), config); err != nil {
+			if loaded[row.Family], err = runtime.LoadTokenizer(fixtures.Gunzip(t, filepath.Join(dir, "tokenizer.json.gz")), config); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -624,22 +623,4 @@ func TestChatOracleIDs(t *testing.T) {
 	if len(rows) < 30 {
 		t.Errorf("only %d rows", len(rows))
 	}
-}
-
-func gunzip(t testing.TB, path string) []byte {
-	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = f.Close() }()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
 }

@@ -70,7 +70,7 @@ func TestWrongUses(t *testing.T) {
 // subcommand meets it.
 func TestModelsThatAreRefused(t *testing.T) {
 	config := func(change func(map[string]any)) func(string) {
-		return func(dir string) { edit(t, filepath.Join(dir, "config.json"), change) }
+		return func(dir string) { fixtures.EditJSON(t, filepath.Join(dir, "config.json"), change) }
 	}
 	shard := func(change func(data []byte) []byte) func(string) {
 		return func(dir string) {
@@ -189,7 +189,7 @@ func TestE10Heads(t *testing.T) {
 	fingerprints := func(tie any, head func(embedding, head []byte) []byte) (int, string, string) {
 		t.Helper()
 		dir := fixtures.TinyGLMDir(t)
-		edit(t, filepath.Join(dir, "config.json"), func(c map[string]any) {
+		fixtures.EditJSON(t, filepath.Join(dir, "config.json"), func(c map[string]any) {
 			if delete(c, "tie_word_embeddings"); tie != nil {
 				c["tie_word_embeddings"] = tie
 			}

@@ -199,7 +199,7 @@ func TestEnds(t *testing.T) {
 		{"a stop token", []string{"-n", "50"}, 8, runtime.EndedStop, 8},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			edit(t, filepath.Join(dir, "generation_config.json"), func(c map[string]any) {
+			fixtures.EditJSON(t, filepath.Join(dir, "generation_config.json"), func(c map[string]any) {
 				c["eos_token_id"] = []int32{4095}
 				if tt.stop > 0 {
 					c["eos_token_id"] = []int32{4095, want.IDs[tt.stop]}

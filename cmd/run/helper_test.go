@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -13,9 +12,10 @@ import (
 	"strings"
 	"testing"
 
-	"hawkmoth/cmd/internal/cli"
+	"hawkmoth/cmd/internal/clitest"
 	"hawkmoth/format"
 	"hawkmoth/internal/fixtures"
+	"hawkmoth/internal/fixtures/converted"
 	"hawkmoth/quantize"
 	"hawkmoth/runtime"
 )
@@ -23,38 +23,24 @@ import (
 // run is the command as a user types it, on the CPU, with nothing on standard input.
 func run(t testing.TB, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	return runContext(t, t.Context(), strings.NewReader(""), args...)
+	return clitest.Run(t.Context(), command(), nil, args...)
 }
 
 func runContext(t testing.TB, ctx context.Context, stdin io.Reader, args ...string) (int, string, string) {
 	t.Helper()
-	var o, e bytes.Buffer
-	root := command()
-	root.SetIn(stdin)
-	root.SetOut(&o)
-	root.SetErr(&e)
-	code := cli.Execute(ctx, root, args)
-	return code, o.String(), e.String()
+	return clitest.Run(ctx, command(), stdin, args...)
 }
 
 // must runs the command, which has to succeed.
 func must(t testing.TB, args ...string) (stdout, stderr string) {
 	t.Helper()
-	code, stdout, stderr := run(t, args...)
-	if code != 0 {
-		t.Fatalf("run %s: exit %d\n%s", strings.Join(args, " "), code, stderr)
-	}
-	return stdout, stderr
+	return clitest.Must(t, command(), args...)
 }
 
 // holds checks that some text has every part.
 func holds(t testing.TB, text string, parts ...string) {
 	t.Helper()
-	for _, p := range parts {
-		if !strings.Contains(text, p) {
-			t.Errorf("no %q in:\n%s", p, text)
-		}
-	}
+	clitest.Holds(t, text, parts...)
 }
 
 // reference is what transformers computed with tiny-glm.
@@ -96,26 +82,6 @@ func container(t testing.TB) string {
 		t.Fatal(err)
 	}
 	return dir
-}
-
-// edit changes a JSON file of a model.
-func edit(t testing.TB, path string, change func(map[string]any)) {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	object := map[string]any{}
-	if err == nil {
-		err = json.Unmarshal(data, &object)
-	}
-	if err == nil {
-		change(object)
-		data, err = json.Marshal(object)
-	}
-	if err == nil {
-		err = os.WriteFile(path, data, 0o644)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // poke overwrites the i-th float of a tensor in its shard.
@@ -229,33 +195,11 @@ func holdsOnly(t testing.TB, dir string, names ...string) {
 // convert makes a container as the command of that name does.
 func convert(t testing.TB, source, recipe string, flags quantize.Flags) string {
 	t.Helper()
-	snap, err := format.Open(source)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = snap.Close() }()
-	data, err := snap.ReadJSONFile("config.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := runtime.ReadConfig(data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := quantize.RecipeFor(recipe)
-	if err == nil {
-		r, err = r.With(flags)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	plan, err := quantize.NewPlan(snap, c.Arch.Tensors(c), r, quantize.PlanOptions{AllowAmbiguous: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := filepath.Join(t.TempDir(), "container")
-	if _, err := quantize.Execute(t.Context(), plan, dir, quantize.ExecuteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	return dir
+	return converted.Container(t, source, func(config []byte) ([]quantize.Want, error) {
+		c, err := runtime.ReadConfig(config)
+		if err != nil {
+			return nil, err
+		}
+		return c.Arch.Tensors(c), nil
+	}, recipe, flags)
 }

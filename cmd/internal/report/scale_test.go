@@ -1,11 +1,9 @@
 package report
 
 import (
-	"compress/gzip"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -20,24 +18,6 @@ import (
 	"hawkmoth/quantize"
 	"hawkmoth/runtime"
 )
-
-func gunzip(t *testing.T, path string) []byte {
-	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = f.Close() }()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
-}
 
 // sparseShard writes a header whose data is a hole in the file.
 func sparseShard(t *testing.T, path string, entries []format.Entry, meta map[string]string) {
@@ -69,7 +49,7 @@ func sparseShard(t *testing.T, path string, entries []format.Entry, meta map[str
 // every other matrix int8-row, in 142 stamped shards.
 func glm52(t *testing.T) string {
 	t.Helper()
-	config := gunzip(t, fixtures.Shared(t, "configs/hub/zai-org--GLM-5.2_config.json.gz"))
+	config := fixtures.Gunzip(t, fixtures.Shared(t, "configs/hub/zai-org--GLM-5.2_config.json.gz"))
 	c, err := runtime.ReadConfig(config)
 	if err != nil {
 		t.Fatal(err)
@@ -184,11 +164,11 @@ func TestGLM52Inventory(t *testing.T) {
 	var inventory struct {
 		Tensors map[string][]any `json:"tensors"`
 	}
-	if err := json.Unmarshal(gunzip(t, fixtures.Shared(t, "configs/glm52_tensor_inventory.json.gz")), &inventory); err != nil {
+	if err := json.Unmarshal(fixtures.Gunzip(t, fixtures.Shared(t, "configs/glm52_tensor_inventory.json.gz")), &inventory); err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), gunzip(t, fixtures.Shared(t, "configs/hub/zai-org--GLM-5.2_config.json.gz")), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), fixtures.Gunzip(t, fixtures.Shared(t, "configs/hub/zai-org--GLM-5.2_config.json.gz")), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	names := slices.Sorted(maps.Keys(inventory.Tensors))
