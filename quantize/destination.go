@@ -279,18 +279,7 @@ func (d *Destination) space(p *Plan) error {
 	d.Free = freeBytes(at)
 	if !d.Complete && d.Free >= 0 && d.Needed > d.Free {
 		return &format.Error{Path: d.Dir, What: "the disk cannot hold the container", Err: syscall.ENOSPC,
-			Found: decimal(d.Free) + " free", Wanted: decimal(d.Needed)}
+			Found: format.Bytes(d.Free) + " free", Wanted: format.Bytes(d.Needed)}
 	}
 	return nil
-}
-
-// decimal writes a number of bytes for people.
-func decimal(n int64) string {
-	switch {
-	case n < 1e6:
-		return fmt.Sprintf("%d bytes", n)
-	case n < 1e9:
-		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
-	}
-	return fmt.Sprintf("%.1f GB", float64(n)/1e9)
 }

@@ -118,7 +118,7 @@ func (m *Merge) plan(inPlace, folded bool) error {
 		return &format.Error{Kind: format.ErrIncomplete, Path: m.Base, What: fmt.Sprintf("%d tensors have no place in the base", len(left)), Found: summary(names)}
 	}
 	if m.Free >= 0 && m.Needed > m.Free {
-		return &format.Error{Path: m.Base, What: "the disk cannot hold a second copy of the largest shard", Err: syscall.ENOSPC, Found: decimal(m.Free) + " free", Wanted: decimal(m.Needed)}
+		return &format.Error{Path: m.Base, What: "the disk cannot hold a second copy of the largest shard", Err: syscall.ENOSPC, Found: format.Bytes(m.Free) + " free", Wanted: format.Bytes(m.Needed)}
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ func (o *Overlay) Survey() (*OverlayDestination, error) {
 	}
 	d.Free = freeBytes(at)
 	if d.Free >= 0 && d.Needed > d.Free {
-		return nil, &format.Error{Path: d.Dir, What: "the disk cannot hold the overlay", Err: syscall.ENOSPC, Found: decimal(d.Free) + " free", Wanted: decimal(d.Needed)}
+		return nil, &format.Error{Path: d.Dir, What: "the disk cannot hold the overlay", Err: syscall.ENOSPC, Found: format.Bytes(d.Free) + " free", Wanted: format.Bytes(d.Needed)}
 	}
 	return d, nil
 }

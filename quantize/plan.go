@@ -150,7 +150,7 @@ type planner struct {
 	Plan
 	problems format.Problems
 	refused  Refused
-	cures    int // problems that refused cures
+	cures    int               // problems that refused cures
 	settled  map[string]*Found // packed matrices of the source as its census reads them
 }
 
@@ -478,7 +478,7 @@ func (p *planner) sizes() {
 		}
 	}
 	if out >= in && in > 0 && !p.Options.AllowBigger && len(p.problems) == 0 { // else it is not the whole plan
-		p.fail(format.ErrUsage, "", "the quantised tensors would not be smaller than the source", decimal(out), "less than "+decimal(in)+", or --allow-bigger")
+		p.fail(format.ErrUsage, "", "the quantised tensors would not be smaller than the source", format.Bytes(out), "less than "+format.Bytes(in)+", or --allow-bigger")
 		p.refused.Bigger = true
 		p.cures++
 	}

@@ -345,7 +345,7 @@ func TestE5QuantisedMustBeSmaller(t *testing.T) {
 	snap := checkpoint(t, append(fp8Pair("a.weight", 128, 128, 1, 1), f32Tensor("norm", []int{128}, ramp(128)))...)
 	int8 := recipe(t, "balanced", Flags{Format: "int8-row"})
 	_, err := NewPlan(snap, wantsOf(snap, 0), int8, PlanOptions{})
-	wantError(t, err, format.ErrUsage, "would not be smaller than the source (found 16896 bytes, wanted less than 16388 bytes, or --allow-bigger)")
+	wantError(t, err, format.ErrUsage, "would not be smaller than the source (found 16.9 kB, wanted less than 16.4 kB, or --allow-bigger)")
 	planOf(t, snap, int8, PlanOptions{AllowBigger: true})
 	planOf(t, snap, recipe(t, "balanced", Flags{Format: "fp8-e4m3-b128"}), PlanOptions{}) // goes through unchanged
 	planOf(t, snap, recipe(t, "balanced", Flags{Format: "f32"}), PlanOptions{})           // not a quantisation

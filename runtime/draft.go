@@ -68,7 +68,7 @@ func (s *Session) Draft(o Drafting) error {
 	need := plan.caches + plan.keys
 	if have := availableMemory(); have > 0 && need > have {
 		return &format.Error{Kind: format.ErrUsage, What: fmt.Sprintf("the MTP block's cache of %d tokens does not fit into memory; see --ctx-size", s.ctx),
-			Found: fmt.Sprintf("%d bytes available", have), Wanted: fmt.Sprintf("%d bytes", need)}
+			Found: format.Bytes(have) + " available", Wanted: format.Bytes(need)}
 	}
 	t := b.mtp(p, m.mtp.indexer, has)
 	p.vecs = b.vecs

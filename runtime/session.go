@@ -48,7 +48,7 @@ func (m *Model) NewSession(ctx, chunk int) (*Session, error) {
 	latents, keys := m.Config.CacheBytes(ctx, m.indexer)
 	if need, have := latents+keys+m.Config.StateBytes(chunk), availableMemory(); have > 0 && need > have {
 		return nil, &format.Error{Kind: format.ErrUsage, What: fmt.Sprintf("the cache of %d tokens does not fit into memory; see --ctx-size", ctx),
-			Found: fmt.Sprintf("%d bytes available", have), Wanted: fmt.Sprintf("%d bytes", need)}
+			Found: format.Bytes(have) + " available", Wanted: format.Bytes(need)}
 	}
 	p, err := build(m, ctx, chunk)
 	if err != nil {

@@ -66,7 +66,7 @@ func TestE4OverlayOnAFullDisk(t *testing.T) {
 	disk := mount(t, "100k")
 	out := filepath.Join(disk, "over")
 	code, _, stderr := run(t, "overlay", base, "--role", "kv_b", "--format", "int4-grouped/64", "--from", checkpoint, "-o", out)
-	if code != cli.Failed || !strings.Contains(stderr, "the disk cannot hold the overlay: no space left on device (found 102400 bytes free, wanted 195584 bytes)") {
+	if code != cli.Failed || !strings.Contains(stderr, "the disk cannot hold the overlay: no space left on device (found 102.4 kB free, wanted 195.6 kB)") {
 		t.Errorf("exit %d, stderr\n%s", code, stderr)
 	}
 	if left := names(t, disk); len(left) != 0 {

@@ -228,7 +228,7 @@ func (r *overlayReport) verify(cmd *cobra.Command, o *quantize.Overlay, threads 
 	r.Result.VerifySeconds = time.Since(start).Seconds()
 	for _, e := range r.Verification.Tensors {
 		if e.Base > 0.5 {
-			cli.Warn(cmd, "%s of the base is %.0f%% off the values of %s: is that the checkpoint that the base was made from?", e.Tensor, 100*e.Base, r.Source)
+			cli.Warn(cmd, "%s of the base is %s off the values of %s: is that the checkpoint that the base was made from?", e.Tensor, cli.RelativeError(e.Base), r.Source)
 			break
 		}
 	}

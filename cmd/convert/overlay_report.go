@@ -95,7 +95,7 @@ func (r *overlayReport) text() string {
 		fmt.Fprintf(&b, "the MTP block keeps its own, --mtp replaces them too: %s\n", strings.Join(r.MTPLeft, ", "))
 	}
 	if least, worst := r.baseErrors(); worst > 0 {
-		fmt.Fprintf(&b, "error of what is replaced: %.3g%% to %.3g%%\n", 100*least, 100*worst)
+		fmt.Fprintf(&b, "error of what is replaced: %s to %s\n", cli.RelativeError(least), cli.RelativeError(worst))
 	}
 	b.WriteString(r.heads())
 	b.WriteString(r.last())
@@ -133,7 +133,7 @@ func (r *overlayReport) heads() string {
 	if worst == 0 {
 		return "every head of kv_b is exact\n"
 	}
-	return fmt.Sprintf("error of each of %d heads of kv_b: %.3g%% to %.3g%%, the worst is head %d of %s\n", n, 100*least, 100*worst, head, at)
+	return fmt.Sprintf("error of each of %d heads of kv_b: %s to %s, the worst is head %d of %s\n", n, cli.RelativeError(least), cli.RelativeError(worst), head, at)
 }
 
 // tensors is a table of every tensor, with its error if it was measured.
@@ -162,9 +162,9 @@ func (r *overlayReport) tensors() string {
 			if r.Verification != nil {
 				worst := "–"
 				if e, ok := heads[it.Want.Name]; ok {
-					worst = percent(e)
+					worst = cli.RelativeError(e)
 				}
-				row = append(row, percent(was[it.Want.Name]), percent(errs[it.Want.Name]), worst)
+				row = append(row, cli.RelativeError(was[it.Want.Name]), cli.RelativeError(errs[it.Want.Name]), worst)
 			}
 			table.Add(row...)
 		}
@@ -194,7 +194,7 @@ func (r *overlayReport) last() string {
 	case res.Written == 0:
 		parts = append(parts, "complete already")
 	case res.BytesPerSecond > 0:
-		parts = append(parts, fmt.Sprintf("%s, %.2f GB/s", seconds(res.Seconds), res.BytesPerSecond/1e9))
+		parts = append(parts, fmt.Sprintf("%s, %s GB/s", seconds(res.Seconds), cli.Rate(res.BytesPerSecond/1e9)))
 	}
 	if r.Result != nil && r.Result.VerifySeconds > 0 {
 		parts = append(parts, "verified in "+seconds(r.Result.VerifySeconds))

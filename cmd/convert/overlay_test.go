@@ -143,7 +143,7 @@ func TestOverlayReports(t *testing.T) {
 	checkpoint, base := finished(t)
 	args := []string{"overlay", base, "--role", "kv_b", "--format", "int4-grouped", "--from", checkpoint}
 	stdout, stderr := must(t, append(args, "--dry-run")...)
-	for _, says := range []string{"kv_b        6  344.1k", "replaces int8-row of the base, 354.8 kB that stay there unread: model.layers.{0-5}.self_attn.kv_b_proj.weight (6 tensors)\n",
+	for _, says := range []string{"kv_b        6  344.1 k", "replaces int8-row of the base, 354.8 kB that stay there unread: model.layers.{0-5}.self_attn.kv_b_proj.weight (6 tensors)\n",
 		"the MTP block keeps its own, --mtp replaces them too: model.layers.6.self_attn.kv_b_proj.weight\n", "688.1 kB → 193.5 kB · 4.50 bits/weight · kvb-00000.safetensors in " + base + " · 195.6 kB to write"} {
 		if !strings.Contains(stdout, says) || stderr != "" {
 			t.Errorf("a plan does not say %q:\n%s%s", says, stdout, stderr)
@@ -305,7 +305,7 @@ func TestAnotherCheckpointIsNoticed(t *testing.T) {
 		return data
 	})
 	_, stderr := must(t, "overlay", base, "--role", "kv_b", "--format", "int4-row", "--from", checkpoint)
-	if !strings.Contains(stderr, "model.layers.3.self_attn.kv_b_proj.weight of the base is 200% off the values of "+checkpoint+": is that the checkpoint that the base was made from?") {
+	if !strings.Contains(stderr, "model.layers.3.self_attn.kv_b_proj.weight of the base is 200 % off the values of "+checkpoint+": is that the checkpoint that the base was made from?") {
 		t.Errorf("stderr\n%s", stderr)
 	}
 }

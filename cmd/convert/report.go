@@ -146,11 +146,11 @@ func (r *report) table(what string) string {
 	}
 	table := cli.NewTable(head...)
 	add := func(role string, s quantize.Summary, e quantize.RoleError) {
-		row := []any{role, s.Tensors, weights(s.Parameters), cli.Bytes(s.BytesIn), cli.Bytes(s.BytesOut), fmt.Sprintf("%.2f", s.BitsPerWeight), formats(s.Formats)}
+		row := []any{role, s.Tensors, cli.Amount(s.Parameters), cli.Bytes(s.BytesIn), cli.Bytes(s.BytesOut), fmt.Sprintf("%.2f", s.BitsPerWeight), formats(s.Formats)}
 		if r.Verification != nil {
-			row = append(row, percent(e.Error), "–", "")
+			row = append(row, cli.RelativeError(e.Error), "–", "")
 			if e.Worst.Error > 0 {
-				row = append(row[:len(row)-2], percent(e.Worst.Error), e.Worst.Tensor)
+				row = append(row[:len(row)-2], cli.RelativeError(e.Worst.Error), e.Worst.Tensor)
 			}
 		}
 		table.Add(row...)
@@ -190,7 +190,7 @@ func (r *report) tensors() string {
 			it := &s.Items[i]
 			row := []any{it.Want.Name, fmt.Sprintf("%s%v", it.Source.DType, it.Want.Shape), it.Spec.Name(), cli.Bytes(it.Bytes()), s.Name}
 			if r.Verification != nil {
-				row = append(row, percent(errs[it.Want.Name]))
+				row = append(row, cli.RelativeError(errs[it.Want.Name]))
 			}
 			table.Add(row...)
 		}
@@ -208,7 +208,7 @@ func (r *report) last() string {
 	parts := []string{
 		fmt.Sprintf("%s → %s", cli.Bytes(t.BytesIn), cli.Bytes(t.BytesOut)),
 		fmt.Sprintf("%.2f bits/weight", t.BitsPerWeight),
-		fmt.Sprintf("%.1f %% of %s parameters quantised", 100*float64(t.Quantised)/float64(max(t.Parameters, 1)), weights(t.Parameters)),
+		fmt.Sprintf("%s of %s parameters quantised", cli.Share(float64(t.Quantised)/float64(max(t.Parameters, 1))), cli.Amount(t.Parameters)),
 	}
 	switch {
 	case r.Result == nil:
@@ -217,13 +217,13 @@ func (r *report) last() string {
 			parts = append(parts, fmt.Sprintf("%s to write, %s free", cli.Bytes(d.Needed), cli.Bytes(d.Free)))
 		}
 	case r.Verification != nil && r.Verification.Worst.Error > 0:
-		parts = append(parts, fmt.Sprintf("worst tensor %s %s", percent(r.Verification.Worst.Error), r.Verification.Worst.Tensor))
+		parts = append(parts, fmt.Sprintf("worst tensor %s %s", cli.RelativeError(r.Verification.Worst.Error), r.Verification.Worst.Tensor))
 	}
 	if res := r.Result; res != nil {
 		if res.Written == 0 {
 			parts = append(parts, "complete already")
 		} else {
-			parts = append(parts, fmt.Sprintf("%s, %.2f GB/s", seconds(res.Seconds), res.BytesPerSecond/1e9))
+			parts = append(parts, fmt.Sprintf("%s, %s GB/s", seconds(res.Seconds), cli.Rate(res.BytesPerSecond/1e9)))
 		}
 		if res.VerifySeconds > 0 {
 			parts = append(parts, "verified in "+seconds(res.VerifySeconds))
@@ -241,17 +241,6 @@ func (r *report) largest() int64 {
 }
 
 func seconds(s float64) string { return cli.Duration(time.Duration(s * float64(time.Second))) }
-
-func percent(x float64) string {
-	if x == 0 {
-		return "0"
-	}
-	return fmt.Sprintf("%.2g%%", 100*x)
-}
-
-func weights(n int64) string {
-	return strings.TrimSuffix(strings.Replace(cli.Bytes(n), " ", "", 1), "B")
-}
 
 func formats(list []quantize.Count) string {
 	if len(list) == 1 {

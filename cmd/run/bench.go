@@ -216,13 +216,13 @@ func meanSD(v []float64) (mean, sd float64) {
 
 func benchMarkdown(w io.Writer, r *benchReport) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "| model | test | backend | placement | tok/s | weights+cache read | of %.1f GB/s |\n|---|---|---|---|--:|--:|--:|\n", r.ReadGBs)
+	fmt.Fprintf(&b, "| model | test | backend | placement | tok/s | weights+cache read | of %s GB/s |\n|---|---|---|---|--:|--:|--:|\n", cli.Rate(r.ReadGBs))
 	for _, row := range r.Rows {
 		gbs, share := "", ""
 		if row.Bytes > 0 {
-			gbs, share = fmt.Sprintf("%.1f GB/s", row.GBs), fmt.Sprintf("%.0f %%", 100*row.Share)
+			gbs, share = cli.Rate(row.GBs)+" GB/s", cli.Share(row.Share)
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %.2f ± %.2f | %s | %s |\n", row.Model, row.Test, row.Backend, row.Placed, row.Rate, row.SD, gbs, share)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s ± %s | %s | %s |\n", row.Model, row.Test, row.Backend, row.Placed, cli.Rate(row.Rate), cli.Rate(row.SD), gbs, share)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

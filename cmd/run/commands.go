@@ -86,8 +86,8 @@ func (c *conversation) setSystem(text string) error {
 func (c *conversation) stats(string) error {
 	t := c.total
 	c.note("%s in the conversation, %s answered", count(len(messages(c.system, c.past...)), "message"), count(t.turns, "message"))
-	c.note("prompts: %s · %d of them kept from the turns before", rate(t.prompt, t.prompt-t.kept, t.promptSeconds), t.kept)
-	c.note("answers: %s", rate(t.generated, t.generated, t.generateSeconds))
+	c.note("prompts: %s · %d of them kept from the turns before", rate(t.prompt, perSecond(t.prompt-t.kept, t.promptSeconds)), t.kept)
+	c.note("answers: %s", rate(t.generated, perSecond(t.generated, t.generateSeconds)))
 	if c.g.draft > 0 && c.sess != nil {
 		c.note("%s", since(c.sess.Drafts(), runtime.DraftStats{}))
 	}

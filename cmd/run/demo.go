@@ -132,7 +132,7 @@ func demoConvert(cmd *cobra.Command, text io.Writer, source, container string) (
 	if cli.JSON(cmd) {
 		return cli.PrintJSON(cmd, demoEvent{Event: "convert", Total: &t})
 	}
-	fmt.Fprintf(text, "  %d tensors, %s in, %s out, %.2f bits a weight, %s\n", t.Tensors, cli.Bytes(t.BytesIn), cli.Bytes(t.BytesOut), t.BitsPerWeight, cli.Duration(time.Since(start)))
+	fmt.Fprintf(text, "  %d tensors, %s in, %s out, %.2f bits/weight, %s\n", t.Tensors, cli.Bytes(t.BytesIn), cli.Bytes(t.BytesOut), t.BitsPerWeight, cli.Duration(time.Since(start)))
 	fmt.Fprintf(text, "  %s\n", demoWhy)
 	return nil
 }

@@ -33,7 +33,7 @@ func since(now, then runtime.DraftStats) *drafted {
 func (d *drafted) String() string {
 	text := "no drafts"
 	if d.Drafted > 0 {
-		text = fmt.Sprintf("drafts: %d of %d accepted (%.0f %%), %.2f tokens a forward", d.Accepted, d.Drafted, 100*d.Acceptance, d.TokensPerForward)
+		text = fmt.Sprintf("drafts: %d of %d accepted (%s), %.2f tokens a forward", d.Accepted, d.Drafted, cli.Share(d.Acceptance), d.TokensPerForward)
 	}
 	if d.PausedForwards > 0 {
 		text += fmt.Sprintf(", paused for %d: they cost more than they save", d.PausedForwards)

@@ -14,7 +14,7 @@ import (
 // TestDraftsChangeNoText: the text with --draft is the text without, to the
 // fingerprint of every token, and the footer says what drafts brought.
 func TestDraftsChangeNoText(t *testing.T) {
-	footer := regexp.MustCompile(`backend cpu \(1 thread\) · drafts: [0-9]+ of [0-9]+ accepted \([0-9]+ %\), [0-9.]+ tokens a forward`)
+	footer := regexp.MustCompile(`backend cpu \(1 thread\) · drafts: [0-9]+ of [0-9]+ accepted \([0-9.]+ %\), [0-9.]+ tokens a forward`)
 	for _, name := range []string{"tiny-glm", "small-glm"} {
 		t.Run(name, func(t *testing.T) {
 			dir := fixtures.TinyGLMDir(t)

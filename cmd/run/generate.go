@@ -107,6 +107,8 @@ type summary struct {
 	PromptSeconds   float64       `json:"prompt_seconds"`
 	GeneratedTokens int           `json:"generated_tokens"`
 	GenerateSeconds float64       `json:"generate_seconds"`
+	PromptRate      float64       `json:"prompt_tokens_per_second,omitempty"`
+	GenerateRate    float64       `json:"generated_tokens_per_second,omitempty"` // of the steps that ran: the first token comes from the prompt's logits
 	Ended           runtime.Ended `json:"ended"`
 	Seed            *uint64       `json:"seed,omitempty"`
 	PeakBytes       int64         `json:"peak_bytes"`
@@ -115,16 +117,22 @@ type summary struct {
 	Device          string        `json:"device,omitempty"` // of a GPU
 	Layers          string        `json:"placement"`        // "78/78 layers" on a GPU, "2 threads" on the CPU
 	Draft           *drafted      `json:"draft,omitempty"`  // with --draft
-
-	steps int // of GenerateSeconds: the first token comes from the prompt's logits
 }
 
-// rate is a number of tokens, and how fast so many of them were run.
-func rate(n, run int, seconds float64) string {
+// perSecond is how fast tokens were run; 0 where none were.
+func perSecond(run int, seconds float64) float64 {
 	if run == 0 || seconds <= 0 {
+		return 0
+	}
+	return float64(run) / seconds
+}
+
+// rate is a number of tokens, and how fast those that ran were run.
+func rate(n int, perSecond float64) string {
+	if perSecond == 0 {
 		return count(n, "token")
 	}
-	return fmt.Sprintf("%s, %.1f tok/s", count(n, "token"), float64(run)/seconds)
+	return fmt.Sprintf("%s, %s tok/s", count(n, "token"), cli.Rate(perSecond))
 }
 
 // kept tells how much of the prompt was still in the cache.
@@ -136,8 +144,8 @@ func (s *summary) kept() string {
 }
 
 func (s *summary) String() string {
-	text := fmt.Sprintf("prompt: %s · generation: %s · %s · peak %s · backend %s (%s)", rate(s.PromptTokens, s.PromptTokens-s.KeptTokens, s.PromptSeconds)+s.kept(),
-		rate(s.GeneratedTokens, s.steps, s.GenerateSeconds), s.Ended, cli.Bytes(s.PeakBytes), s.Backend, s.Layers)
+	text := fmt.Sprintf("prompt: %s · generation: %s · %s · peak %s · backend %s (%s)", rate(s.PromptTokens, s.PromptRate)+s.kept(),
+		rate(s.GeneratedTokens, s.GenerateRate), s.Ended, cli.Bytes(s.PeakBytes), s.Backend, s.Layers)
 	if s.Draft != nil {
 		text += " · " + s.Draft.String()
 	}
@@ -252,8 +260,9 @@ func (g *generateFlags) stream(cmd *cobra.Command, m *runtime.Model, sess *runti
 	if werr != nil {
 		return werr
 	}
-	s.steps = len(sess.Tokens()) - len(ids)
 	s.PromptTokens, s.PromptSeconds, s.GenerateSeconds = len(ids), first.Sub(start).Seconds(), time.Since(first).Seconds()
+	s.PromptRate = perSecond(s.PromptTokens-s.KeptTokens, s.PromptSeconds)
+	s.GenerateRate = perSecond(len(sess.Tokens())-len(ids), s.GenerateSeconds)
 	s.Ended, s.PeakBytes, s.CacheBytes = ended, cli.PeakMemory(), sess.CacheBytes()
 	if g.draft > 0 {
 		s.Draft = since(sess.Drafts(), drafts)

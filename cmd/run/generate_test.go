@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -165,7 +166,10 @@ func TestJSONEvents(t *testing.T) {
 	if s.PromptSeconds <= 0 || s.GenerateSeconds <= 0 || s.PeakBytes < 0 || s.Seed != nil {
 		t.Errorf("%+v", s)
 	}
-	s.PromptSeconds, s.GenerateSeconds, s.PeakBytes = 0, 0, 0
+	if p, g := s.PromptRate*s.PromptSeconds, s.GenerateRate*s.GenerateSeconds; math.Abs(p-8) > 1e-6 || math.Abs(g-63) > 1e-6 {
+		t.Errorf("rates of %v and %v tokens, want 8 and 63: %+v", p, g, s)
+	}
+	s.PromptSeconds, s.GenerateSeconds, s.PromptRate, s.GenerateRate, s.PeakBytes = 0, 0, 0, 0, 0
 	if s != (summary{PromptTokens: 8, GeneratedTokens: 64, Ended: runtime.EndedMax, CacheBytes: latents + keys, Backend: "cpu", Layers: "2 threads"}) {
 		t.Errorf("%+v, want a cache of %d bytes", s, latents+keys)
 	}

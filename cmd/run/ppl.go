@@ -90,8 +90,8 @@ the first are scored.`,
 		if cli.JSON(cmd) {
 			return cli.PrintJSON(cmd, r)
 		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "perplexity %.4f · NLL %.5f nats/token · %.4f bits/byte · %s in %s of %d · %s (%.0f tok/s)\n",
-			p.Value, p.NLL, r.BitsPerByte, count(p.Tokens, "token"), count(p.Windows, "window"), window, cli.Duration(time.Since(start)), float64(len(ids))/r.Seconds)
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "perplexity %.4f · NLL %.5f nats/token · %.4f bits/byte · %s in %s of %d · %s (%s tok/s)\n",
+			p.Value, p.NLL, r.BitsPerByte, count(p.Tokens, "token"), count(p.Windows, "window"), window, cli.Duration(time.Since(start)), cli.Rate(float64(len(ids))/r.Seconds))
 		return err
 	}
 	return cmd

@@ -48,7 +48,7 @@ func (p *profiled) print(cmd *cobra.Command) error {
 		line("\nPROF: time on the CPU by stage")
 	}
 	for _, s := range p.Stages {
-		line("  %-32s %9.3f s  %5.1f %%", s.Stage, s.Seconds, 100*s.Share)
+		line("  %-32s %9.3f s  %7s", s.Stage, s.Seconds, cli.Share(s.Share))
 	}
 	if l := p.Latency; l.Count > 0 {
 		line("PROF: decode of a token: p50 %.1f ms · p90 %.1f ms · p99 %.1f ms · max %.1f ms (%d tokens)", l.P50, l.P90, l.P99, l.Max, l.Count)

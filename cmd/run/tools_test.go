@@ -201,7 +201,7 @@ func TestDemo(t *testing.T) {
 	t.Setenv("TMP", temp)
 	t.Chdir(t.TempDir())
 	stdout, stderr := must(t, "demo")
-	holds(t, stdout, "1. Convert: ", "  $ convert tiny-glm tiny-glm-g64 --recipe small --tensor 'q_b=int8-row'\n", "282 tensors, 14.6 MB in, 5.4 MB out, 5.93 bits a weight",
+	holds(t, stdout, "1. Convert: ", "  $ convert tiny-glm tiny-glm-g64 --recipe small --tensor 'q_b=int8-row'\n", "282 tensors, 14.6 MB in, 5.4 MB out, 5.93 bits/weight",
 		demoWhy, "2. Inspect: ", "tiny-glm-g64: container, loadable\n", "attn              18     423.9 k  309.1 kB         5.83  12 int4-grouped/64, 6 int8-row\n",
 		"expert           120       2.9 M    1.7 MB         4.50  int4-grouped/64\n", "3. Run: ", "  "+demoPrompt+" ")
 	holds(t, stderr, "generation: 64 tokens")

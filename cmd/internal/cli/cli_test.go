@@ -515,3 +515,18 @@ func TestNearNames(t *testing.T) {
 		}
 	}
 }
+
+// TestNumbersOfOneKindLookAlike: what the commands write them with.
+func TestNumbersOfOneKindLookAlike(t *testing.T) {
+	for _, tt := range []struct{ got, want string }{
+		{Amount(999), "999"}, {Amount(743_900_000_000), "743.9 B"}, {Amount(7_300_000), "7.3 M"},
+		{RelativeError(0), "0"}, {RelativeError(0.00684), "0.684 %"}, {RelativeError(0.1126), "11.3 %"}, {RelativeError(1.0022), "100 %"},
+		{RelativeError(0.0999), "9.99 %"}, {RelativeError(1.9e-6), "0.000190 %"},
+		{Share(0.998), "99.8 %"}, {Share(0), "0.0 %"},
+		{Rate(0.5), "0.50"}, {Rate(9.994), "9.99"}, {Rate(9.996), "10.0"}, {Rate(310.24), "310.2"},
+	} {
+		if tt.got != tt.want {
+			t.Errorf("%s, want %s", tt.got, tt.want)
+		}
+	}
+}

@@ -8,24 +8,50 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"hawkmoth/format"
 )
 
 // Bytes writes a number of bytes in decimal units: "999 B", "1.5 GB".
-func Bytes(n int64) string {
-	v, sign := float64(n), ""
-	if n < 0 {
-		v, sign = -v, "-"
-	}
+func Bytes(n int64) string { return format.Bytes(n) }
+
+// Amount writes a number of weights in decimal units: "743.9 B" are billions.
+func Amount(n int64) string {
+	v := float64(n)
 	if v < 1000 {
-		return fmt.Sprintf("%s%.0f B", sign, v)
+		return fmt.Sprint(n)
 	}
-	unit := 0
-	for units := "kMGTPE"; ; unit++ {
-		v /= 1000
-		if v < 999.95 || unit == len(units)-1 {
-			return fmt.Sprintf("%s%.1f %cB", sign, v, units[unit])
+	units := "kMBT"
+	for i := range units {
+		if v /= 1000; v < 999.95 || i == len(units)-1 {
+			return fmt.Sprintf("%.1f %c", v, units[i])
 		}
 	}
+	return ""
+}
+
+// RelativeError writes a relative error with three digits, as a percentage:
+// "0.684 %", "11.3 %".
+func RelativeError(e float64) string {
+	if e == 0 {
+		return "0"
+	}
+	digits := 0
+	for x := 100 * math.Abs(e); x < 99.95 && digits < 9; x *= 10 {
+		digits++
+	}
+	return strconv.FormatFloat(100*e, 'f', digits, 64) + " %"
+}
+
+// Share writes a part of a whole as a percentage: "99.8 %".
+func Share(part float64) string { return fmt.Sprintf("%.1f %%", 100*part) }
+
+// Rate writes something a second with three digits: "9.31", "310.2".
+func Rate(x float64) string {
+	if x < 9.995 {
+		return fmt.Sprintf("%.2f", x)
+	}
+	return fmt.Sprintf("%.1f", x)
 }
 
 // Duration writes a time span for people: "850 ms", "12.3 s", "3m07s", "2h05m".

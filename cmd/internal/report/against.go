@@ -3,7 +3,6 @@ package report
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	goruntime "runtime"
 	"slices"
@@ -199,7 +198,7 @@ func (r *Report) WriteAgainst(w io.Writer) error {
 	l.f("relative error against %s, %s", a.Checkpoint, plural(a.Tensors, "tensor"))
 	t := cli.NewTable("role", "tensors", "error", "worst", "worst tensor")
 	for _, e := range a.Roles {
-		t.Add(e.Role, e.Tensors, errorText(e.Error), errorText(e.Worst), e.WorstTensor)
+		t.Add(e.Role, e.Tensors, cli.RelativeError(e.Error), cli.RelativeError(e.Worst), e.WorstTensor)
 	}
 	l.f("")
 	l.WriteString(t.String())
@@ -207,14 +206,6 @@ func (r *Report) WriteAgainst(w io.Writer) error {
 	l.section("not in the checkpoint", most(a.Missing, maxLines, "more names"))
 	l.section("not compared", most(a.Unreadable, maxLines, "more"))
 	return l.to(w)
-}
-
-// errorText writes a relative error: four digits are more than it means.
-func errorText(e float64) string {
-	if e == 0 {
-		return "0"
-	}
-	return fmt.Sprintf("%.4f", e)
 }
 
 // cellErrors sums up the errors of a layer's role; nil without --against.

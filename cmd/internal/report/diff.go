@@ -402,9 +402,9 @@ func (g *diffGroup) errors(what string) string {
 	case what == onlyInA || what == onlyInB || what == otherShape || what == cannotCompare || g.problem != "":
 		return "–"
 	case g.lo == g.hi:
-		return errorText(g.lo)
+		return cli.RelativeError(g.lo)
 	}
-	return errorText(g.lo) + " to " + errorText(g.hi)
+	return cli.RelativeError(g.lo) + " to " + cli.RelativeError(g.hi)
 }
 
 func dash(text string) string { return cmp.Or(text, "–") }

@@ -143,7 +143,7 @@ func (r *Report) pageCards(p *page) {
 		}
 	}
 	if x := r.Parameters; x != nil {
-		add(amount(x.Total), fmt.Sprintf("parameters, %s active per token", amount(x.Active)))
+		add(cli.Amount(x.Total), fmt.Sprintf("parameters, %s active per token", cli.Amount(x.Active)))
 	}
 	if r.Shards > 0 {
 		add(cli.Bytes(r.FileBytes), "in "+plural(r.Shards, "shard"))
@@ -194,7 +194,7 @@ func (r *Report) palette() map[string]string {
 func (r *Report) pageTables(p *page) {
 	colour := r.palette()
 	numbers := func(s Size) []string {
-		return []string{fmt.Sprint(s.Tensors), amount(s.Parameters), cli.Bytes(s.Bytes), fmt.Sprintf("%.2f", s.BitsPerWeight)}
+		return []string{fmt.Sprint(s.Tensors), cli.Amount(s.Parameters), cli.Bytes(s.Bytes), fmt.Sprintf("%.2f", s.BitsPerWeight)}
 	}
 	for _, f := range r.Formats {
 		p.Formats = append(p.Formats, pageLine{Name: f.Format, Colour: colour[f.Format], Numbers: numbers(f.Size)})
@@ -206,7 +206,7 @@ func (r *Report) pageTables(p *page) {
 			i := slices.IndexFunc(r.Against.Roles, func(e RoleError) bool { return e.Role == x.Role })
 			if i >= 0 {
 				e := r.Against.Roles[i]
-				line.Numbers = append(line.Numbers, errorText(e.Error), errorText(e.Worst))
+				line.Numbers = append(line.Numbers, cli.RelativeError(e.Error), cli.RelativeError(e.Worst))
 				line.Worst = e.WorstTensor
 			} else {
 				line.Numbers = append(line.Numbers, "–", "–")
@@ -224,7 +224,7 @@ func (r *Report) pageTables(p *page) {
 	for _, name := range r.worstErrors(40) {
 		f, e := byName[name], r.errors[name].Relative
 		if e > 0 {
-			p.WorstErrors = append(p.WorstErrors, pageTensor{name, f.Spec.Name(), cli.Bytes(bytesOf(f)), fmt.Sprintf("%.5f", e)})
+			p.WorstErrors = append(p.WorstErrors, pageTensor{name, f.Spec.Name(), cli.Bytes(bytesOf(f)), cli.RelativeError(e)})
 		}
 	}
 }

@@ -88,7 +88,7 @@ func (r *Report) pageCell(p *page, layer *Layer, c *LayerRole, colour map[string
 	cell.Colour, cell.ID = template.CSS(d.Colour), len(p.Data.Cells)
 	cell.Title += ", " + d.Size
 	if d.Error != nil {
-		cell.Title += ", error " + errorText(*d.Error)
+		cell.Title += ", error " + cli.RelativeError(*d.Error)
 	}
 	p.Data.Cells = append(p.Data.Cells, d)
 	return cell

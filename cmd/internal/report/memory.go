@@ -182,8 +182,8 @@ func (m *Memory) verdict() string {
 	case FitsWhole:
 		return fmt.Sprintf("fits: everything is in memory and %s are left for the page cache", cli.Bytes(m.Budget-m.Whole))
 	}
-	text := fmt.Sprintf("fits with experts on disk: %s hold %d of %d experts (%.0f %%)", cli.Bytes(m.ExpertCache), m.Held, m.Experts, 100*m.Residency)
-	text += fmt.Sprintf("\na token finds at least %.0f %% of its experts there (all equally likely; real texts have favourites) and reads at most %s", 100*m.HitRate, cli.Bytes(m.ReadPerToken))
+	text := fmt.Sprintf("fits with experts on disk: %s hold %d of %d experts (%s)", cli.Bytes(m.ExpertCache), m.Held, m.Experts, cli.Share(m.Residency))
+	text += fmt.Sprintf("\na token finds at least %s of its experts there (all equally likely; real texts have favourites) and reads at most %s", cli.Share(m.HitRate), cli.Bytes(m.ReadPerToken))
 	const disk = 1e9
-	return text + fmt.Sprintf("\neach GB/s of disk is good for %.2f tokens/s at least, before any other cost", disk/float64(cmp.Or(m.ReadPerToken, 1)))
+	return text + fmt.Sprintf("\neach GB/s of disk is good for %s tok/s at least, before any other cost", cli.Rate(disk/float64(cmp.Or(m.ReadPerToken, 1))))
 }

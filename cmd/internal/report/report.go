@@ -50,6 +50,7 @@ type Report struct {
 	Tokenizer    *Tokenizer    `json:"tokenizer,omitempty"`
 	Origin       *Origin       `json:"origin,omitempty"`
 	Overlays     []Overlay     `json:"overlays"`
+	Placement    []string      `json:"placement"` // of a container: a line for Metal, and one for the newest engine that runs it
 	Problems     []Problem     `json:"problems"` // all that keeps the model from loading
 	Warnings     []string      `json:"warnings"`
 
@@ -208,7 +209,7 @@ type Problem struct {
 }
 
 func empty(path string) *Report {
-	return &Report{Schema: Schema, Path: path, Verdict: Loadable, Unknown: []string{}, Formats: []FormatSize{}, Roles: []RoleSize{}, Overlays: []Overlay{},
+	return &Report{Schema: Schema, Path: path, Verdict: Loadable, Unknown: []string{}, Formats: []FormatSize{}, Roles: []RoleSize{}, Overlays: []Overlay{}, Placement: []string{},
 		Problems: []Problem{}, Warnings: []string{}}
 }
 
@@ -255,6 +256,7 @@ func Build(snap *format.Snapshot) (*Report, error) {
 	}
 	if known {
 		r.takeCensus()
+		r.Placement = append(r.Placement, r.placementLines()...)
 		err = r.tokenizer()
 	} else {
 		r.plain()

@@ -41,21 +41,6 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// amount writes a number of weights in decimal units: "743.9 B".
-func amount(n int64) string {
-	v := float64(n)
-	if v < 1000 {
-		return fmt.Sprint(n)
-	}
-	units := "kMBT"
-	for i := range units {
-		if v /= 1000; v < 999.95 || i == len(units)-1 {
-			return fmt.Sprintf("%.1f %c", v, units[i])
-		}
-	}
-	return ""
-}
-
 // Sections says what Write writes instead of the summary. Placement, Memory
 // and Against are what has been added.
 type Sections struct{ Tensors, Layers, Placement, Memory, Against, Verification bool }
@@ -116,16 +101,16 @@ func (r *Report) Summary(w io.Writer) error {
 	if p := r.Parameters; p != nil {
 		mtp := ""
 		if p.MTP > 0 {
-			mtp = fmt.Sprintf("; MTP block %s", amount(p.MTP))
+			mtp = fmt.Sprintf("; MTP block %s", cli.Amount(p.MTP))
 		}
-		l.field("parameters", fmt.Sprintf("%s, active per token %s (%s of weights)%s", amount(p.Total), amount(p.Active), cli.Bytes(p.ActiveBytes), mtp))
+		l.field("parameters", fmt.Sprintf("%s, active per token %s (%s of weights)%s", cli.Amount(p.Total), cli.Amount(p.Active), cli.Bytes(p.ActiveBytes), mtp))
 	}
 	if r.Shards > 0 {
 		bits := ""
 		if r.Total.BitsPerWeight > 0 {
 			bits = fmt.Sprintf(", %.2f bits/weight", r.Total.BitsPerWeight)
 			if p := r.Parameters; p != nil && p.Quantised > 0 {
-				bits += fmt.Sprintf(", %.1f %% of the parameters quantised", 100*float64(p.Quantised)/float64(r.Total.Parameters))
+				bits += fmt.Sprintf(", %s of the parameters quantised", cli.Share(float64(p.Quantised)/float64(r.Total.Parameters)))
 			}
 		}
 		l.field("size", fmt.Sprintf("%s in %s%s", cli.Bytes(r.FileBytes), plural(r.Shards, "shard"), bits))
@@ -136,7 +121,7 @@ func (r *Report) Summary(w io.Writer) error {
 		l.field("indexer", r.Indexer.text("attention is dense"))
 	}
 	l.field("stamps", r.Stamps.text())
-	for i, line := range r.placementLines() {
+	for i, line := range r.Placement {
 		l.field([]string{"placement", ""}[min(i, 1)], line)
 	}
 	if t := r.Tokenizer; t != nil {
@@ -275,7 +260,7 @@ func (r *Report) formatTable() string {
 	}
 	t := cli.NewTable("format", "tensors", "parameters", "bytes", "bits/weight")
 	for _, f := range r.Formats {
-		t.Add(f.Format, f.Tensors, amount(f.Parameters), cli.Bytes(f.Bytes), fmt.Sprintf("%.2f", f.BitsPerWeight))
+		t.Add(f.Format, f.Tensors, cli.Amount(f.Parameters), cli.Bytes(f.Bytes), fmt.Sprintf("%.2f", f.BitsPerWeight))
 	}
 	return t.String()
 }
@@ -287,7 +272,7 @@ func (r *Report) roleTable() string {
 		if len(f.Formats) > 1 {
 			formats = countsText(f.Formats)
 		}
-		t.Add(f.Role, f.Tensors, amount(f.Parameters), cli.Bytes(f.Bytes), fmt.Sprintf("%.2f", f.BitsPerWeight), formats)
+		t.Add(f.Role, f.Tensors, cli.Amount(f.Parameters), cli.Bytes(f.Bytes), fmt.Sprintf("%.2f", f.BitsPerWeight), formats)
 	}
 	return t.String()
 }
@@ -345,7 +330,7 @@ func (r *Report) WriteTensors(w io.Writer) error {
 		case x.Error == nil:
 			cells = append(cells, "–")
 		default:
-			cells = append(cells, errorText(*x.Error))
+			cells = append(cells, cli.RelativeError(*x.Error))
 		}
 		t.Add(append(cells, clean(note))...)
 	}

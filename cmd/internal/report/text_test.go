@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"hawkmoth/cmd/internal/cli"
 	"hawkmoth/format"
 	"hawkmoth/internal/fixtures"
 )
@@ -91,7 +92,7 @@ func TestTextOfAFixture(t *testing.T) {
 
 func TestAmount(t *testing.T) {
 	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1.0 k", 999_949: "999.9 k", 999_950: "1.0 M", 743_400_000_000: "743.4 B", 3e15: "3000.0 T"} {
-		if got := amount(n); got != want {
+		if got := cli.Amount(n); got != want {
 			t.Errorf("%d: %q, want %q", n, got, want)
 		}
 	}

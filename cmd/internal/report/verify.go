@@ -472,9 +472,5 @@ func percent(n, of int64) string {
 	if n == 0 || of == 0 {
 		return "0 %"
 	}
-	share := 100 * float64(n) / float64(of)
-	if share >= 10 {
-		return fmt.Sprintf("%.0f %%", share)
-	}
-	return fmt.Sprintf("%.2g %%", share)
+	return cli.RelativeError(float64(n) / float64(of))
 }
