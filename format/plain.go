@@ -19,8 +19,8 @@ import (
 // file system of the Go library say is meant for programmers.
 func Plain(err error) string {
 	text := err.Error()
-	for _, say := range []func(error) (theirs error, ours string){plainFile, plainJSON, plainNumber} {
-		if theirs, ours := say(err); theirs != nil {
+	for _, say := range []func(error) (ours string, theirs error){plainFile, plainJSON, plainNumber} {
+		if ours, theirs := say(err); theirs != nil {
 			return strings.ReplaceAll(text, theirs.Error(), ours)
 		}
 	}
@@ -30,7 +30,7 @@ func Plain(err error) string {
 // fileOps are the operations that os names, as a sentence has them.
 var fileOps = map[string]string{"stat": "open", "lstat": "open", "readdirent": "read", "readlink": "read", "fstat": "read", "mkdir": "make the directory", "unlinkat": "remove", "fsync": "write", "truncate": "write"}
 
-func plainFile(err error) (error, string) {
+func plainFile(err error) (ours string, theirs error) {
 	var path *fs.PathError
 	var link *os.LinkError
 	say := func(op, path string, cause error) string {
@@ -41,25 +41,25 @@ func plainFile(err error) (error, string) {
 	}
 	switch {
 	case errors.As(err, &path):
-		return path, say(path.Op, path.Path, path.Err)
+		return say(path.Op, path.Path, path.Err), path
 	case errors.As(err, &link):
-		return link, say(link.Op, link.New, link.Err)
+		return say(link.Op, link.New, link.Err), link
 	}
-	return nil, ""
+	return "", nil
 }
 
-func plainNumber(err error) (error, string) {
+func plainNumber(err error) (ours string, theirs error) {
 	var n *strconv.NumError
 	if !errors.As(err, &n) {
-		return nil, ""
+		return "", nil
 	}
 	if errors.Is(n.Err, strconv.ErrRange) {
-		return n, fmt.Sprintf("%q is out of range", n.Num)
+		return fmt.Sprintf("%q is out of range", n.Num), n
 	}
-	return n, fmt.Sprintf("%q is not a number", n.Num)
+	return fmt.Sprintf("%q is not a number", n.Num), n
 }
 
-func plainJSON(err error) (error, string) {
+func plainJSON(err error) (ours string, theirs error) {
 	var (
 		syntax   *json.SyntaxError
 		kind     *json.UnmarshalTypeError
@@ -70,15 +70,15 @@ func plainJSON(err error) (error, string) {
 	case errors.As(err, &semantic):
 		where := pointer(semantic.JSONPointer)
 		if errors.As(semantic.Err, &text) {
-			return semantic, plainSyntax(text)
+			return plainSyntax(text), semantic
 		}
 		if errors.Is(semantic.Err, jsonv2.ErrUnknownName) {
-			return semantic, where + "is not known"
+			return where + "is not known", semantic
 		}
 		found := map[jsontext.Kind]string{'n': "null", 't': "true", 'f': "false", '"': "a string", '0': "a number", '{': "an object", '[': "a list"}[semantic.JSONKind]
-		return semantic, where + foundWanted(found, semantic.GoType)
+		return where + foundWanted(found, semantic.GoType), semantic
 	case errors.As(err, &text):
-		return text, plainSyntax(text)
+		return plainSyntax(text), text
 	case errors.As(err, &kind):
 		found := map[string]string{"object": "an object", "array": "a list", "bool": "true or false"}[kind.Value]
 		if found == "" {
@@ -88,14 +88,14 @@ func plainJSON(err error) (error, string) {
 		if kind.Field != "" {
 			where = fmt.Sprintf("key %q: ", kind.Field)
 		}
-		return kind, where + foundWanted(found, kind.Type)
+		return where + foundWanted(found, kind.Type), kind
 	case errors.As(err, &syntax):
 		if strings.Contains(syntax.Error(), "unexpected end") {
-			return syntax, "not JSON, it ends too early"
+			return "not JSON, it ends too early", syntax
 		}
-		return syntax, fmt.Sprintf("not JSON at byte %d", syntax.Offset)
+		return fmt.Sprintf("not JSON at byte %d", syntax.Offset), syntax
 	}
-	return nil, ""
+	return "", nil
 }
 
 func plainSyntax(err *jsontext.SyntacticError) string {

@@ -51,7 +51,7 @@ type Report struct {
 	Origin       *Origin       `json:"origin,omitempty"`
 	Overlays     []Overlay     `json:"overlays"`
 	Placement    []string      `json:"placement"` // of a container: a line for Metal, and one for the newest engine that runs it
-	Problems     []Problem     `json:"problems"` // all that keeps the model from loading
+	Problems     []Problem     `json:"problems"`  // all that keeps the model from loading
 	Warnings     []string      `json:"warnings"`
 
 	Placements   []Placement   `json:"placements,omitempty"`
