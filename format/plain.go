@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"reflect"
+	"regexp/syntax"
 	"strconv"
 	"strings"
 
@@ -19,7 +20,7 @@ import (
 // file system of the Go library say is meant for programmers.
 func Plain(err error) string {
 	text := err.Error()
-	for _, say := range []func(error) (ours string, theirs error){plainFile, plainJSON, plainNumber} {
+	for _, say := range []func(error) (ours string, theirs error){plainFile, plainJSON, plainNumber, plainPattern} {
 		if ours, theirs := say(err); theirs != nil {
 			return strings.ReplaceAll(text, theirs.Error(), ours)
 		}
@@ -59,9 +60,17 @@ func plainNumber(err error) (ours string, theirs error) {
 	return fmt.Sprintf("%q is not a number", n.Num), n
 }
 
+func plainPattern(err error) (ours string, theirs error) {
+	var p *syntax.Error
+	if !errors.As(err, &p) {
+		return "", nil
+	}
+	return fmt.Sprintf("not a regular expression: %s in %q", p.Code, p.Expr), p
+}
+
 func plainJSON(err error) (ours string, theirs error) {
 	var (
-		syntax   *json.SyntaxError
+		v1       *json.SyntaxError
 		kind     *json.UnmarshalTypeError
 		text     *jsontext.SyntacticError
 		semantic *jsonv2.SemanticError
@@ -89,11 +98,11 @@ func plainJSON(err error) (ours string, theirs error) {
 			where = fmt.Sprintf("key %q: ", kind.Field)
 		}
 		return where + foundWanted(found, kind.Type), kind
-	case errors.As(err, &syntax):
-		if strings.Contains(syntax.Error(), "unexpected end") {
-			return "not JSON, it ends too early", syntax
+	case errors.As(err, &v1):
+		if strings.Contains(v1.Error(), "unexpected end") {
+			return "not JSON, it ends too early", v1
 		}
-		return fmt.Sprintf("not JSON at byte %d", syntax.Offset), syntax
+		return fmt.Sprintf("not JSON at byte %d", v1.Offset), v1
 	}
 	return "", nil
 }

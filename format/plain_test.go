@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"testing"
 
@@ -25,6 +26,7 @@ func TestPlain(t *testing.T) {
 		B map[string]int `json:"b"`
 	}
 	number := func(text string) error { _, err := strconv.ParseInt(text, 10, 32); return err }
+	_, pattern := regexp.Compile("a[")
 	missing := filepath.Join(t.TempDir(), "nowhere")
 	_, open := os.ReadFile(missing)
 	_, stat := os.Stat(missing)
@@ -46,6 +48,7 @@ func TestPlain(t *testing.T) {
 		{v2(`{"a":[],"a":[]}`, &object{}), `duplicate key "a"`},
 		{v2(`{"a":`, &object{}), "not JSON, it ends too early"},
 		{v2("<html>", &object{}), "not JSON at byte 0"},
+		{pattern, `not a regular expression: missing closing ] in "["`},
 		{open, gone}, {stat, gone}, {list, gone},
 		{fmt.Errorf("reading: %w", open), "reading: " + gone},
 		{&Error{What: "--recipe", Err: open}, "--recipe: " + gone},

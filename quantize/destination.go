@@ -2,7 +2,6 @@ package quantize
 
 import (
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -76,7 +75,7 @@ func parentOf(dir string) error {
 	st, err := os.Stat(parent)
 	switch {
 	case absent(err):
-		return &format.Error{Path: dir, What: "cannot be created, make the directory " + parent + " first", Err: fs.ErrNotExist}
+		return &format.Error{Path: dir, What: "cannot be created, make the directory " + parent + " first", Err: syscall.ENOENT}
 	case err != nil:
 		return &format.Error{Path: dir, What: "cannot be created", Err: err}
 	case !st.IsDir():

@@ -98,7 +98,7 @@ func TestFlagsAreRefusedAllAtOnce(t *testing.T) {
 		"--ebits (found 5, wanted 16, 8, 4, 3 or 2)",
 		"--mtp-bits (found recipe colibri leaves that out",
 		`tensor override (found "novalue", wanted REGEX=FORMAT[/GS])`,
-		`tensor override "(=bf16": error parsing regexp`,
+		`tensor override "(=bf16": not a regular expression`,
 		`tensor override "x=int9": no such format`,
 		`tensor override "x=drop"`,
 		`tensor override "x=int4-grouped/100": no such group size`)

@@ -270,7 +270,7 @@ func TestOverlayWrongUses(t *testing.T) {
 		{[]string{base, "--role", "kvb", "--format", "q4"}, cli.Usage, `--role (found "kvb", wanted embed, head,`},
 		{[]string{base, "--role", "kv_b", "--format", "q4"}, cli.Usage, `--format (found "q4"`},
 		{[]string{base, "--role", "kv_b", "--format", "int4-grouped", "--group-size", "100"}, cli.Usage, "--group-size (found 100"},
-		{[]string{base, "--tensors", "(", "--format", "bf16"}, cli.Usage, "--tensors: error parsing regexp"},
+		{[]string{base, "--tensors", "(", "--format", "bf16"}, cli.Usage, "--tensors: not a regular expression"},
 		{[]string{base, "--tensors", "kvb_proj", "--format", "int4-row"}, cli.Usage, "kv_b_proj.weight"},
 		{[]string{base, "--role", "kv_b", "--format", "bf16", "--from", checkpoint}, cli.Usage, "colibri would take the new plain floats for packed codes"},
 		{[]string{base, "--role", "attn", "--format", "int4-grouped/64", "--from", checkpoint}, cli.Usage, "--allow-ambiguous"},
