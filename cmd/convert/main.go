@@ -25,8 +25,8 @@ snapshot container in the directory OUT.
 
 The whole job is checked before a byte is read. A run that was interrupted or
 killed continues where it stopped when the same command is given again, and the
-result is the same to the byte. --list prints the formats, the recipes and what
-each role gets.
+result is the same to the byte; until then inspect and run call it unfinished.
+--list prints the formats, the recipes and what each role gets.
 
 The flags that end in bits take 16 (bf16), 8 (int8-row), 4 (int4-grouped, or
 int4-row with --group-size 0), 3 (int3-g64) and 2 (int2-row).`
