@@ -393,13 +393,10 @@ func (r *Report) problem(err error) {
 		return
 	}
 	_, kind := cli.Code(err)
-	p := Problem{Kind: kind, Message: err.Error(), What: err.Error()}
+	p := Problem{Kind: kind, Message: format.Plain(err), What: format.Plain(err)}
 	var e *format.Error
 	if errors.As(err, &e) {
-		p.Path, p.Tensor, p.What, p.Found, p.Wanted = e.Path, e.Tensor, e.What, e.Found, e.Wanted
-		if e.Err != nil {
-			p.What += ": " + e.Err.Error()
-		}
+		p.Path, p.Tensor, p.What, p.Found, p.Wanted = e.Path, e.Tensor, e.Said(), e.Found, e.Wanted
 	}
 	r.Problems = append(r.Problems, p)
 	r.faults = append(r.faults, err)
