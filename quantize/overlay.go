@@ -169,6 +169,9 @@ func (p *overlayPlanner) choose(census *Census) {
 			}
 		}
 	}
+	if len(found) > 0 {
+		p.idle(found, exact)
+	}
 	for _, f := range found {
 		if f.MTP && !req.MTP && main > 0 && !slices.Contains(req.Roles, MTP) {
 			p.o.MTPLeft = append(p.o.MTPLeft, f.Want)
@@ -194,6 +197,26 @@ func (p *overlayPlanner) choose(census *Census) {
 			wanted = "a part of a name, such as " + strings.Join(nearest(req.Match.String(), names, 3), ", ")
 		}
 		p.fail(format.ErrUsage, "", req.selection()+" finds no tensor", "", wanted)
+	}
+}
+
+// idle refuses the parts of a request that find nothing beside others that do.
+func (p *overlayPlanner) idle(found []*Found, exact []Want) {
+	none := func(what string, is func(*Found) bool) {
+		if !slices.ContainsFunc(found, is) {
+			p.fail(format.ErrUsage, "", what+" finds no tensor", "", "what this model has")
+		}
+	}
+	for _, role := range p.o.Request.Roles {
+		one := OverlayRequest{Roles: []Role{role}}
+		if slices.ContainsFunc(exact, one.finds) {
+			p.fail(format.ErrUsage, "", "--role "+role.String()+" must stay exact", "", "f32, bf16 or f16")
+			continue
+		}
+		none("--role "+role.String(), func(f *Found) bool { return one.finds(f.Want) })
+	}
+	if p.o.Request.MTP {
+		none("--mtp", func(f *Found) bool { return f.MTP })
 	}
 }
 

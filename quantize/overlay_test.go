@@ -630,6 +630,9 @@ func TestOverlayRefusals(t *testing.T) {
 	}{
 		{"no such tensor", "", nil, matching("kvb_proj", "int4-row"), format.ErrUsage, []string{"--tensors kvb_proj finds no tensor", "kv_b_proj.weight"}},
 		{"no such role", "", nil, roleRequest(MTP, "int4-row"), format.ErrUsage, []string{"--role mtp finds no tensor", "a role that this model has"}},
+		{"one role of two", "", nil, at(kvB("int4-row"), func(r *OverlayRequest) { r.Roles = append(r.Roles, MTP) }), format.ErrUsage, []string{"--role mtp finds no tensor (wanted what this model has)"}},
+		{"one of two stays exact", "", nil, at(kvB("int4-row"), func(r *OverlayRequest) { r.Roles = append(r.Roles, Router) }), format.ErrUsage, []string{"--role router must stay exact (wanted f32, bf16 or f16)"}},
+		{"no MTP block", "", nil, at(kvB("int4-row"), func(r *OverlayRequest) { r.MTP = true }), format.ErrUsage, []string{"--mtp finds no tensor"}},
 		{"exact only", "", nil, matching("layernorm|mlp.gate.weight", "int8-row"), format.ErrUsage, []string{"finds only what must stay exact", "mlp.gate.weight"}},
 		{"nothing changes", "", nil, kvB("int8-row"), format.ErrUsage, []string{"--role kv_b is int8-row already", "--from CHECKPOINT"}},
 		{"ambiguous", "", nil, roleRequest(Embed, "fp8-e4m3-b128"), format.ErrUsage, []string{"is taken for int8-row where stamps are not read", "--allow-ambiguous"}},
