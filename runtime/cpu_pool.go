@@ -1,9 +1,6 @@
 package runtime
 
-import (
-	goruntime "runtime"
-	"sync/atomic"
-)
+import "sync/atomic"
 
 // task is work in items that may run in any order on any thread.
 type task interface {
@@ -24,6 +21,8 @@ type pool struct {
 	left    atomic.Int64 // items that are not finished
 	asleep  []atomic.Bool
 	wake    []chan struct{}
+	waiting atomic.Bool   // the caller sleeps until left is 0
+	done    chan struct{} // wakes it
 	closing atomic.Bool
 }
 
@@ -55,8 +54,11 @@ func (r *itemRange) take(last bool) (item int, ok bool) {
 // spins is how often a thread looks for work before it sleeps, some 50 µs.
 const spins = 100000
 
+// waits is how often the caller looks whether others have finished.
+const waits = 30000
+
 func newPool(threads int) *pool {
-	p := &pool{work: make([]cpuScratch, threads), ranges: make([]itemRange, threads), asleep: make([]atomic.Bool, threads), wake: make([]chan struct{}, threads)}
+	p := &pool{work: make([]cpuScratch, threads), ranges: make([]itemRange, threads), asleep: make([]atomic.Bool, threads), wake: make([]chan struct{}, threads), done: make(chan struct{}, 1)}
 	for t := 1; t < threads; t++ {
 		p.wake[t] = make(chan struct{}, 1)
 		go p.loop(t)
@@ -94,9 +96,20 @@ func (p *pool) do(n int, t task) {
 		}
 	}
 	p.help(0)
+	p.wait()
+}
+
+// wait returns when all items are finished. It sleeps if that takes long: the
+// system may have put a thread that holds an item behind another program, and
+// has then a free processor for it.
+func (p *pool) wait() {
 	for i := 0; p.left.Load() > 0; i++ {
-		if i > spins {
-			goruntime.Gosched()
+		if i < waits {
+			continue
+		}
+		p.waiting.Store(true)
+		if p.left.Load() > 0 || !p.waiting.Swap(false) {
+			<-p.done
 		}
 	}
 }
@@ -115,8 +128,8 @@ func (p *pool) help(thread int) {
 			done++
 		}
 	}
-	if done > 0 {
-		p.left.Add(-int64(done))
+	if done > 0 && p.left.Add(-int64(done)) == 0 && p.waiting.Swap(false) {
+		p.done <- struct{}{}
 	}
 }
 
