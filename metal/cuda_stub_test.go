@@ -81,7 +81,7 @@ func (s *stub) load(ptx, id unsafe.Pointer) uintptr {
 	text := cString(ptx)
 	for _, v := range slices.Concat(Variants(true), testVariants) {
 		k := s.kernels[v.Key()]
-		if k.PTX != text {
+		if msl.Early(k.PTX) != text {
 			continue
 		}
 		src, err := testSource(v.File)

@@ -50,6 +50,7 @@ type cudaDevice struct {
 	ctx     uintptr
 	ord     int32
 	limits  Limits
+	early   bool // kernels may start before those that they depend on have finished
 	kernels map[string]msl.Compiled
 }
 
@@ -77,6 +78,7 @@ func (lib *cudaLib) open(index int) (_ Device, err error) {
 		_ = d.Close()
 		return nil, fmt.Errorf("cuda: %w: %s has compute capability %d.%d, kernels need 7.5", ErrNoDevice, d.name, major, minor)
 	}
+	d.early = major >= 9 && lib.fn[addDependencies] != 0
 	d.limits = Limits{MaxBuffer: int(*total), Memory: int(*total - *total/16), ThreadgroupMemory: 48 << 10, Threads: 1024, Page: 1, SIMD: true, Dots: true}
 	return d, nil
 }
@@ -146,6 +148,9 @@ func (l *cudaLibrary) NewPipeline(kernel string, constants ...Constant) (Pipelin
 
 // load assembles PTX for the device; the assembler's text goes into the error.
 func (d *cudaDevice) load(module *uintptr, ptx string) error {
+	if d.early {
+		ptx = msl.Early(ptx)
+	}
 	text := append([]byte(ptx), 0)
 	log := make([]byte, 4096)
 	// CU_JIT_ERROR_LOG_BUFFER and its size

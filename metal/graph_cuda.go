@@ -125,11 +125,7 @@ func (c *cudaCommands) buildGraph(g *cudaGraph) error {
 		if err != nil {
 			return err
 		}
-		var first unsafe.Pointer
-		if len(before) > 0 {
-			first = unsafe.Pointer(&before[0])
-		}
-		if err := d.call("cuGraphAddKernelNode", uintptr(unsafe.Pointer(handle)), g.graph, uintptr(first), uintptr(len(before)), uintptr(unsafe.Pointer(k))); err != nil {
+		if err := c.addNode(handle, g.graph, before, k); err != nil {
 			return fmt.Errorf("%v: %w", l.pipeline, err)
 		}
 		g.nodes[i].node = *handle
@@ -141,6 +137,32 @@ func (c *cudaCommands) buildGraph(g *cudaGraph) error {
 	}
 	g.exec = *handle
 	return nil
+}
+
+// graphEdge is CUgraphEdgeData.
+type graphEdge struct {
+	from, to, kind uint8
+	_              [5]uint8
+}
+
+// addNode adds a launch behind others. With early launches the driver need only
+// wait until all threadgroups of those have started: every kernel waits itself
+// until they have finished, before it touches what they do, and so finishes after
+// all that came before.
+func (c *cudaCommands) addNode(node *uintptr, graph uintptr, before []uintptr, k *kernelNode) error {
+	d := c.q.d
+	if len(before) > 0 && !d.early {
+		return d.call("cuGraphAddKernelNode", uintptr(unsafe.Pointer(node)), graph, uintptr(unsafe.Pointer(&before[0])), uintptr(len(before)), uintptr(unsafe.Pointer(k)))
+	}
+	if err := d.call("cuGraphAddKernelNode", uintptr(unsafe.Pointer(node)), graph, 0, 0, uintptr(unsafe.Pointer(k))); err != nil || len(before) == 0 {
+		return err
+	}
+	to, edges := make([]uintptr, len(before)), make([]graphEdge, len(before))
+	for i := range before {
+		// CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+		to[i], edges[i] = *node, graphEdge{from: 1, kind: 1}
+	}
+	return d.call(addDependencies, graph, uintptr(unsafe.Pointer(&before[0])), uintptr(unsafe.Pointer(&to[0])), uintptr(unsafe.Pointer(&edges[0])), uintptr(len(before)))
 }
 
 // updateGraph tells the driver what is not as in the last launch.

@@ -22,6 +22,9 @@ var cudaFunctions = []string{"cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDev
 	"cuGraphCreate", "cuGraphAddKernelNode", "cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams", "cuGraphLaunch", "cuGraphExecDestroy", "cuGraphDestroy",
 	"cuEventCreate", "cuEventDestroy_v2", "cuEventRecord", "cuEventSynchronize", "cuEventElapsedTime"}
 
+// addDependencies is of drivers of CUDA 12.3 on.
+const addDependencies = "cuGraphAddDependencies_v2"
+
 // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
 const attrMajor, attrMinor = 75, 76
 
@@ -63,6 +66,9 @@ func loadCUDA(paths ...string) (*cudaLib, error) {
 		if l.fn[n], err = purego.Dlsym(h, n); err != nil {
 			return nil, fmt.Errorf("cuda: %w: the NVIDIA driver is too old (%w)", ErrNoDevice, err)
 		}
+	}
+	if f, err := purego.Dlsym(h, addDependencies); err == nil {
+		l.fn[addDependencies] = f
 	}
 	n := new(int32)
 	if err := l.call("cuInit", 0); err != nil {

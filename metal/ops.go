@@ -17,6 +17,9 @@ const (
 // many of float weights.
 const rowsOfGroup = group / 32 * 4
 
+// few is how many rows of floats are too few to fill a device with rowsOfGroup.
+const few = 2048
+
 func ceil(a, b int) int { return (a + b - 1) / b }
 
 func oneIf(b bool) uint32 {
@@ -125,6 +128,9 @@ func (b *Backend) multiply(p *product) {
 				perGroup *= 2
 			}
 			k := matMulKernel(p.kernel, s, wide, n, b.limits.Dots)
+			if isFloat(s.Format) && s.Format != format.FP8 && p.w.wide > 0 && p.rows*p.heads <= few && n <= int(tiles[len(tiles)-1]) {
+				k, perGroup = fewRows(s.Format), group/16
+			}
 			if !b.use(k) {
 				return
 			}
@@ -189,7 +195,7 @@ func (b *Backend) matMul(op runtime.MatMul, p pass) {
 }
 
 // normBytes is the threadgroup memory of rmsnorm: the elements summed at a time.
-const normBytes = 4 * 4096
+const normBytes = 4 * 8192
 
 func (b *Backend) rmsNorm(op runtime.RMSNorm, p pass) {
 	if !b.use(special{kernel: "rmsnorm"}) {
@@ -202,7 +208,11 @@ func (b *Backend) rmsNorm(op runtime.RMSNorm, p pass) {
 	*a = normArgs{uint32(op.X.N), uint32(op.X.Width), uint32(op.Y.Width), op.Eps}
 	arg(b, 3, a)
 	b.enc.enc.SetThreadgroupMemory(0, min(ceil(op.X.N, 4)*16, normBytes))
-	b.dispatch(Size{p.S, 1, 1}, Size{across, 1, 1})
+	threads := across
+	for threads < op.X.N/4 && 2*threads <= b.pipelines[special{kernel: "rmsnorm"}].Threads() {
+		threads *= 2
+	}
+	b.dispatch(Size{p.S, 1, 1}, Size{threads, 1, 1})
 }
 
 func (b *Backend) layerNorm(op runtime.LayerNorm, p pass) {
@@ -372,10 +382,13 @@ func (b *Backend) index(op runtime.Index, p pass) {
 }
 
 // Threadgroup memory of attention's kernels, in which a simdgroup takes 8 heads:
+// qabs_one holds rows of kv_b, their scales and the query's numbers for them,
 // score holds parts of 32 latents and of 64 queries, softmax 4096 elements and some
 // sums, latent the probabilities of 32 positions for each simdgroup.
 const (
 	attendHeads     = 8
+	qabsTileBytes   = 12288
+	qabsFactorBytes = 4 * 192 * (1 + 9)
 	scoreRowBytes   = 4 * 32 * 80
 	scoreQueryBytes = 4 * 64 * 64
 	softmaxBytes    = 4 * (4096 + 32)
@@ -400,6 +413,9 @@ func (b *Backend) mla(op runtime.MLA, p pass) {
 	}
 }
 
+// scoreTiles are how many positions half a simdgroup of score takes at a time.
+var scoreTiles = []uint8{16, 4}
+
 func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 	s := w.m.Spec
 	width := op.KVLoRA + op.Rope
@@ -410,7 +426,17 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 	if n := ceil(all, kernel.Chunk); p.S*tiles*ceil(op.KVLoRA, 128) < 512 && p.S*n <= maxGroups {
 		chunks = n // few tokens: their chunks share the work
 	}
-	span := 32 // positions of a threadgroup
+	k := special{kernel: "score", tile: scoreTiles[0]}
+	if width%4 == 0 && op.KVLoRA%4 == 0 {
+		k.wide = 2
+	}
+	if op.Select != nil && all > op.Select.Width {
+		k.selects = true
+	}
+	if p.S*ceil(op.Heads, 64)*all <= 1024 {
+		k.tile = scoreTiles[1] // short: more threadgroups
+	}
+	span := 2 * int(k.tile) // positions of a threadgroup
 	for p.S*ceil(all, span) > 1024 && span < 256 {
 		span *= 2
 	}
@@ -422,11 +448,14 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 	if chunks > 1 {
 		parts = b.work(scratchParts, 4*rows*chunks*op.KVLoRA)
 	}
-	tile := uint8(8)
+	qk := special{kernel: "qabs", format: s.Format, tile: 8}
 	if w.wide > 0 {
-		tile = tileFor(p.S)
+		qk.wide, qk.tile = 2, tileFor(p.S)
+		if p.S == 1 {
+			qk = special{kernel: "qabs_one", format: s.Format}
+		}
 	}
-	if !b.use(special{kernel: "qabs", format: s.Format, tile: tile, wide: min(w.wide, 1) * 2}) {
+	if !b.use(qk) {
 		return
 	}
 	b.at(0, w.codes)
@@ -438,17 +467,18 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 	*qa = qAbsArgs{uint32(op.KVLoRA), uint32(s.RowBytes()), uint32(s.ScaleCols()), uint32(s.Group), uint32(op.Nope), uint32(op.Nope + op.Value), uint32(op.Rope),
 		uint32(op.Heads), uint32(op.Q.Width), uint32(op.QWidth), uint32(op.QRope.Width), uint32(p.S)}
 	arg(b, 5, qa)
-	b.dispatch(Size{ceil(width, 4*64), op.Heads, ceil(p.S, int(tile))}, Size{64, 1, 1})
+	if qk.kernel == "qabs_one" {
+		b.enc.enc.SetThreadgroupMemory(0, qabsTileBytes)
+		b.enc.enc.SetThreadgroupMemory(1, qabsFactorBytes)
+		b.dispatch(Size{ceil(width, 2*64), op.Heads, 1}, Size{64, 1, 1})
+	} else {
+		b.dispatch(Size{ceil(width, 4*64), op.Heads, ceil(p.S, int(qk.tile))}, Size{64, 1, 1})
+	}
 
 	a := &b.enc.args.attend
 	*a = attendArgs{uint32(op.Heads), uint32(width), uint32(op.KVLoRA), uint32(p.Pos + p.row), 0, uint32(stride), uint32(chunks), uint32(span), op.Scale}
-	k := special{kernel: "score"}
-	if width%4 == 0 && op.KVLoRA%4 == 0 {
-		k.wide = 2
-	}
 	selection := whole(b.empty)
-	if op.Select != nil && all > op.Select.Width {
-		k.selects = true
+	if k.selects {
 		a.Topk = uint32(op.Select.Width)
 		selection = b.rows(*op.Select, p.row)
 	}
@@ -472,7 +502,7 @@ func (b *Backend) attend(op runtime.MLA, p pass, w *weight, matmul string) {
 	b.enc.enc.SetThreadgroupMemory(0, softmaxBytes)
 	b.dispatch(Size{rows, 1, 1}, Size{across, 1, 1})
 
-	k.kernel = "latent"
+	k.kernel, k.tile = "latent", 0
 	if !b.use(k) {
 		return
 	}

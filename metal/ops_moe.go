@@ -59,8 +59,8 @@ func (b *Backend) route(op runtime.Route, p pass) {
 	a := &b.enc.args.route
 	*a = routeArgs{uint32(op.X.N), uint32(op.Groups), uint32(op.TopGroups), uint32(op.TopK), oneIf(op.Normalize), uint32(op.X.Width), uint32(op.Weights.Width), op.Scale}
 	arg(b, 4, a)
-	b.enc.enc.SetThreadgroupMemory(0, ceil(4*(3*op.X.N+2*op.Groups), 16)*16)
-	b.dispatch(Size{p.S, 1, 1}, Size{32, 1, 1})
+	b.enc.enc.SetThreadgroupMemory(0, 16*(3*ceil(op.X.N, 4)+2*ceil(op.Groups, 4)))
+	b.dispatch(Size{p.S, 1, 1}, Size{across, 1, 1})
 }
 
 // moePairs is the order of the pairs of a token and one of its experts.

@@ -60,12 +60,14 @@ var kernelOf = map[string]struct {
 	"round_activations": {"round.metal", func(s special) []any { return []any{uint32(s.layout), s.dots} }},
 	"matmul_int":        {"matmul.metal", ofMatMul},
 	"matmul_float":      {"matmul.metal", ofMatMul},
+	"matmul_few":        {"matmul.metal", ofMatMul},
 	"rmsnorm":           {"norm.metal", none},
 	"layernorm":         {"norm.metal", none},
 	"silu_mul":          {"point.metal", none},
 	"add":               {"point.metal", none},
 	"rope":              {"point.metal", none},
 	"qabs":              {"mla.metal", ofAttention},
+	"qabs_one":          {"mla.metal", ofAttention},
 	"score":             {"mla.metal", ofAttention},
 	"softmax":           {"mla.metal", ofAttention},
 	"latent":            {"mla.metal", ofAttention},
@@ -108,6 +110,11 @@ func matMulKernel(kernel string, s format.Spec, wide uint8, n int, dots bool) sp
 	return special{kernel: kernel, format: s.Format, wide: wide, cut: cuts(s), tile: t, dots: dots && !isFloat(s.Format)}
 }
 
+// fewRows is the product of one vector with few rows of floats.
+func fewRows(f format.ID) special {
+	return special{kernel: "matmul_few", format: f, wide: 1, tile: 1}
+}
+
 // backendVariants are all specialisations that the backend asks for on a device
 // with or without instructions for products of bytes.
 func backendVariants(dots bool) []Variant {
@@ -122,10 +129,12 @@ func backendVariants(dots bool) []Variant {
 	}
 	add(special{kernel: "softmax"})
 	add(special{kernel: "softmax", selects: true})
-	for _, k := range []string{"score", "latent"} {
-		for _, wide := range []uint8{0, 2} {
-			add(special{kernel: k, wide: wide})
-			add(special{kernel: k, wide: wide, selects: true})
+	for _, wide := range []uint8{0, 2} {
+		for _, selects := range []bool{false, true} {
+			for _, t := range scoreTiles {
+				add(special{kernel: "score", tile: t, wide: wide, selects: selects})
+			}
+			add(special{kernel: "latent", wide: wide, selects: selects})
 		}
 	}
 	experts := func(s special) {
@@ -138,13 +147,17 @@ func backendVariants(dots bool) []Variant {
 	for _, f := range formats {
 		add(special{kernel: "embed", format: f})
 		add(special{kernel: "qabs", format: f, tile: tiles[len(tiles)-1]})
-		for _, t := range tiles {
+		for _, t := range tiles[1:] {
 			add(special{kernel: "qabs", format: f, tile: t, wide: 2})
 		}
+		add(special{kernel: "qabs_one", format: f})
 		experts(special{format: f})
 		kernel := "matmul_int"
 		if isFloat(f) {
 			kernel = "matmul_float"
+			if f != format.FP8 {
+				add(fewRows(f))
+			}
 		}
 		groups := []int{64}
 		if f == format.Int4Grouped {

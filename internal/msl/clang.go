@@ -153,6 +153,9 @@ func PTX(f *File, kernel string, vals []Value) ([]byte, Entry, error) {
 	if err != nil {
 		return nil, e, err
 	}
+	if !bytes.Contains(b, []byte(early+"griddepcontrol.wait")) {
+		return nil, e, fmt.Errorf("%s: kernel %s does not wait for its inputs", f.Name, kernel)
+	}
 	return b, e, errors.Join(e.measure(string(b)), checkPTX(f.Name+": kernel "+kernel, string(b)))
 }
 

@@ -397,9 +397,34 @@ func (f *File) cuda(k *Kernel, vals []Value) (string, Entry, error) {
 	if err != nil {
 		return "", e, err
 	}
+	for _, said := range []string{"next_may_start();", "inputs_ready();"} {
+		if !strings.Contains(f.body(k), said) {
+			call = "metal::" + said + "\n  " + call
+		}
+	}
 	return fmt.Sprintf("#include <metal_stdlib>\n#pragma clang force_cuda_host_device begin\n#line 1 %q\n%s\n#pragma clang force_cuda_host_device end\n%s#include \"cuda.h\"\n"+
 		"extern \"C\" __attribute__((global)) void %s(%s) {\n  MslThread tt;\n  msl_thread(tt);\n  const MslThread *t = &tt;\n  %s;\n}\n",
 		f.Name, text, undef, e.Name, strings.Join(sig, ", "), call), e, nil
+}
+
+// body is the text from a kernel's start to the next.
+func (f *File) body(k *Kernel) string {
+	text := f.Source[k.at:]
+	for i := range f.Kernels {
+		if at := f.Kernels[i].at; at > k.at {
+			text = text[:min(len(text), at-k.at)]
+		}
+	}
+	return text
+}
+
+// early marks what devices of compute capability 9.0 on understand: kernels
+// start before those that they depend on have finished; see kernels/ready.h.
+const early = "//+sm_90 "
+
+// Early is PTX for devices of compute capability 9.0 on.
+func Early(ptx string) string {
+	return strings.Replace(strings.ReplaceAll(ptx, early, ""), ".target sm_75", ".target sm_90", 1)
 }
 
 // strict is the translation unit for clang's C++ for OpenCL, whose rules for

@@ -51,7 +51,7 @@ struct HalfBlock {
 };
 
 static inline uint4 load16(bool wide, device const uchar* p, uint n) {
-  if (wide) return *(device const uint4*)p;
+  if (wide) return stream16(p);
   uint4 v = uint4(0u);
   UNROLL
   for (uint i = 0; i < 4u; i++) {
@@ -67,21 +67,27 @@ static inline uint4 load16(bool wide, device const uchar* p, uint n) {
 
 static inline uint4 load8(bool wide, device const uchar* p, uint n) {
   if (wide) {
-    const uint2 v = *(device const uint2*)p;
+    const uint2 v = stream8(p);
     return uint4(v.x, v.y, 0u, 0u);
   }
   return load16(false, p, min(n, 8u));
 }
 
-static inline RawHalf load_half(Operands o, device const uchar* row, device const float* s, uint col) {
+static inline RawHalf load_half(Operands o, device const uchar* row, device const float* s, uint col, bool inside) {
   const uint format = o.codes.format;
   RawHalf r;
   r.a = uint4(0u);
   r.b = uint4(0u);
   r.scale = 1.0f;
-  if (col < o.codes.cols) {
+  if (inside || col < o.codes.cols) {
     if (format == FORMAT_INT4_GROUPED && !o.cut) r.scale = s[col / o.codes.group];
     if (format == FORMAT_INT8_ROW) {
+      // A lane's 32 bytes come in two loads, so that a cache should keep them.
+      if (inside) {
+        r.a = *(device const uint4*)(row + col);
+        r.b = *(device const uint4*)(row + col + 16);
+        return r;
+      }
       r.a = load16(o.wide != 0u, row + col, o.codes.cols - col);
       if (col + 16u < o.codes.cols) r.b = load16(o.wide != 0u, row + col + 16u, o.codes.cols - col - 16u);
     } else if (format == FORMAT_INT2_ROW) {
@@ -90,7 +96,7 @@ static inline RawHalf load_half(Operands o, device const uchar* row, device cons
       device const uchar* g = row + col / 64u * 24u;
       const uint half_of = col / 32u % 2u;
       r.a = load8(o.wide != 0u, g + 8u * half_of, 8u);
-      r.b.x = o.wide != 0u ? *(device const uint*)(g + 16u + 4u * half_of) : load4bytes(g + 16u + 4u * half_of);
+      r.b.x = o.wide != 0u ? stream4(g + 16u + 4u * half_of) : load4bytes(g + 16u + 4u * half_of);
     } else {
       r.a = load16(o.wide != 0u, row + col / 2u, o.codes.row_bytes - col / 2u);
     }
@@ -270,16 +276,24 @@ static inline void int_row(Operands o, device const uchar* w, device const float
   UNROLL
   for (uint i = 0; i < o.tile; i++) y[i] = 0.0f;
   uint quad = 0u;
-  for (; quad + ahead <= whole; quad += ahead) {
+  if (whole >= ahead) {
     RawHalf raw[AHEAD];
     UNROLL
-    for (uint u = 0; u < ahead; u++) raw[u] = load_half(o, r, s, (quad + u) * 256u + h * 32u);
-    simdgroup_barrier(mem_flags::mem_none);
-    UNROLL
-    for (uint u = 0; u < ahead; u++) int_quad(o, raw[u], s, q, sx, quad + u, true, at, h, y);
+    for (uint u = 0; u < ahead; u++) raw[u] = load_half(o, r, s, u * 256u + h * 32u, true);
+    inputs_ready();
+    for (;;) {
+      simdgroup_barrier(mem_flags::mem_none);
+      UNROLL
+      for (uint u = 0; u < ahead; u++) int_quad(o, raw[u], s, q, sx, quad + u, true, at, h, y);
+      quad += ahead;
+      if (quad + ahead > whole) break;
+      UNROLL
+      for (uint u = 0; u < ahead; u++) raw[u] = load_half(o, r, s, (quad + u) * 256u + h * 32u, true);
+    }
   }
+  inputs_ready();
   for (; quad < quads; quad++) {
-    int_quad(o, load_half(o, r, s, quad * 256u + h * 32u), s, q, sx, quad, quad * 4u + h / 2u < o.blocks, at, h, y);
+    int_quad(o, load_half(o, r, s, quad * 256u + h * 32u, false), s, q, sx, quad, quad * 4u + h / 2u < o.blocks, at, h, y);
   }
   UNROLL
   for (uint i = 0; i < o.tile; i++) {
@@ -373,9 +387,9 @@ static inline uint runs_of_unit(uint format) {
 }
 
 static inline uint4 load_whole(Operands o, device const uchar* p) {
-  if (o.wide == 2u) return *(device const uint4*)p;
-  const uint2 low = *(device const uint2*)p;
-  const uint2 high = *(device const uint2*)(p + 8);
+  if (o.wide == 2u) return stream16(p);
+  const uint2 low = stream8(p);
+  const uint2 high = stream8(p + 8);
   return uint4(low.x, low.y, high.x, high.y);
 }
 
@@ -476,13 +490,14 @@ static inline void float_row(Operands o, device const uchar* w, device const flo
     RawRuns raw[UNITS];
     UNROLL
     for (uint u = 0; u < ahead; u++) raw[u] = load_runs(o, r, s, u * 16u * unit, p);
+    inputs_ready();
     for (; at_unit + ahead <= whole; at_unit += ahead) {
       RawRuns next[UNITS];
       const uint then = at_unit + 2u * ahead <= whole ? at_unit + ahead : at_unit; // at the end what is there anyway
       UNROLL
       for (uint u = 0; u < ahead; u++) next[u] = load_runs(o, r, s, (then + u) * 16u * unit, p);
       // One vector is loaded ahead too, where that pays.
-      const bool one = o.tile == 1u && o.codes.format != FORMAT_F32;
+      const bool one = o.tile == 1u && o.codes.format == FORMAT_FP8;
       float4 xs[2u * UNITS];
       UNROLL
       for (uint k = 0; k < ahead * unit; k++) {
@@ -507,6 +522,7 @@ static inline void float_row(Operands o, device const uchar* w, device const flo
       for (uint u = 0; u < ahead; u++) raw[u] = next[u];
     }
   }
+  inputs_ready();
   // What is left, and odd rows from their start on.
   uint run = unit * at_unit;
   uint flagged = odd ? 1u : 0u;

@@ -6,6 +6,7 @@ using namespace metal;
 
 #include "numbers.h"
 #include "codes.h"
+#include "ready.h"
 #include "dot.h"
 #include "order.h"
 
@@ -27,19 +28,24 @@ struct RouteArgs {
   float scale;
 };
 
-// How many of n numbers come before the i-th in descending order.
-static inline uint rank(threadgroup const float* v, uint n, uint i) {
-  const uint key = order_key(v[i]);
+// How many of n keys come before the i-th in descending order; they end with
+// zeros up to a multiple of four.
+static inline uint rank(threadgroup const uint* keys, uint n, uint i) {
+  const uint key = keys[i];
   uint r = 0u;
-  for (uint j = 0; j < n; j++) {
-    const uint other = order_key(v[j]);
-    if (other > key || (other == key && j < i)) r += 1u;
+  for (uint j = 0; j < n; j += 4u) {
+    const uint4 v = *(threadgroup const uint4*)(keys + j);
+    UNROLL
+    for (uint k = 0; k < 4u; k++) {
+      if (j + k < n && (v[k] > key || (v[k] == key && j + k < i))) r += 1u;
+    }
   }
   return r;
 }
 
-// One simdgroup a token. shared holds, for each expert, its sigmoid, its choice
-// and whether it is taken; then for each group its score and whether it competes.
+// One threadgroup a token. shared holds the sigmoids of the experts; their
+// choices, then what of them is taken; the keys of these; then for each group its
+// key and whether it competes.
 kernel void route(device const float* x [[buffer(0)]],
                   device const float* bias [[buffer(1)]],
                   device uint* ids [[buffer(2)]],
@@ -50,24 +56,27 @@ kernel void route(device const float* x [[buffer(0)]],
                   uint tid [[thread_index_in_threadgroup]],
                   uint threads [[threads_per_threadgroup]]) {
   const uint n = args.experts;
+  const uint padded = (n + 3u) / 4u * 4u;
   threadgroup float* sigmoids = shared;
-  threadgroup float* choice = shared + n;
-  threadgroup float* taken = shared + 2u * n;
-  threadgroup float* group_score = shared + 3u * n;
-  threadgroup float* competes = shared + 3u * n + args.groups;
+  threadgroup float* choice = shared + padded;
+  threadgroup uint* keys = (threadgroup uint*)(shared + 2u * padded);
+  threadgroup uint* group_key = (threadgroup uint*)(shared + 3u * padded);
+  threadgroup uint* competes = group_key + (args.groups + 3u) / 4u * 4u;
   const float lowest = as_type<float>(0xFF800000u);
-  for (uint i = tid; i < n; i += threads) {
-    const float s = sigmoid_fixed(x[ulong(token) * args.x_stride + i]);
+  for (uint i = tid; i < padded; i += threads) {
+    const float s = i < n ? sigmoid_fixed(x[ulong(token) * args.x_stride + i]) : 0.0f;
+    const float c = i < n ? s + bias[i] : lowest;
     sigmoids[i] = s;
-    choice[i] = s + bias[i];
+    choice[i] = c;
+    keys[i] = i < n ? order_key(c) : 0u;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (args.groups > 1u) {
     const uint size = n / args.groups;
-    for (uint g = tid; g < args.groups; g += threads) {
+    for (uint g = tid; g < (args.groups + 3u) / 4u * 4u; g += threads) {
       float first = lowest;
       float second = lowest;
-      for (uint i = 0; i < size; i++) {
+      for (uint i = 0; i < (g < args.groups ? size : 0u); i++) {
         const float c = choice[g * size + i];
         if (c > first) {
           second = first;
@@ -76,36 +85,37 @@ kernel void route(device const float* x [[buffer(0)]],
           second = c;
         }
       }
-      group_score[g] = size > 1u ? first + second : first;
+      group_key[g] = g < args.groups ? order_key(size > 1u ? first + second : first) : 0u;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint g = tid; g < args.groups; g += threads) {
-      competes[g] = rank(group_score, args.groups, g) < args.top_groups ? 1.0f : 0.0f;
-    }
+    for (uint g = tid; g < args.groups; g += threads) competes[g] = rank(group_key, args.groups, g) < args.top_groups ? 1u : 0u;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = tid; i < n; i += threads) {
-      if (i / size < args.groups && competes[i / size] == 0.0f) choice[i] = lowest;
+      if (i / size < args.groups && competes[i / size] == 0u) keys[i] = order_key(lowest);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  for (uint i = tid; i < n; i += threads) taken[i] = rank(choice, n, i) < args.topk ? 1.0f : 0.0f;
+  threadgroup uint* taken = (threadgroup uint*)choice; // by rank
+  for (uint i = tid; i < n; i += threads) {
+    const uint r = rank(keys, n, i);
+    if (r < args.topk) taken[r] = i;
+  }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (tid == 0u) {
-    float sum = 0.0f;
-    for (uint i = 0; i < n; i++) {
-      if (taken[i] != 0.0f) sum = sum + sigmoids[i];
-    }
-    const float norm = sum + 1e-20f;
-    uint k = 0u;
-    for (uint i = 0; i < n; i++) {
-      if (taken[i] != 0.0f) {
-        float w = sigmoids[i];
-        if (args.normalize != 0u) w = w / norm;
-        ids[ulong(token) * args.topk + k] = i;
-        weights[ulong(token) * args.w_stride + k] = w * args.scale;
-        k += 1u;
-      }
-    }
+  const uint count = min(args.topk, n);
+  for (uint k = tid; k < count; k += threads) {
+    uint place = 0u;
+    for (uint j = 0; j < count; j++) place += taken[j] < taken[k] ? 1u : 0u;
+    ids[ulong(token) * args.topk + place] = taken[k];
+    keys[place] = taken[k];
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  float sum = 0.0f;
+  for (uint k = 0; k < count; k++) sum = sum + sigmoids[keys[k]];
+  const float norm = sum + 1e-20f;
+  for (uint k = tid; k < count; k += threads) {
+    float w = sigmoids[keys[k]];
+    if (args.normalize != 0u) w = w / norm;
+    weights[ulong(token) * args.w_stride + k] = w * args.scale;
   }
 }
 
@@ -132,10 +142,23 @@ kernel void group_pairs(device const uint* ids [[buffer(0)]],
                         constant GroupArgs& args [[buffer(4)]],
                         threadgroup uint* shared [[threadgroup(0)]],
                         uint tid [[thread_index_in_threadgroup]],
-                        uint threads [[threads_per_threadgroup]]) {
+                        uint threads [[threads_per_threadgroup]],
+                        uint lane [[thread_index_in_simdgroup]]) {
   threadgroup uint* first = shared;
   threadgroup uint* first_tile = shared + args.experts + 1u;
-  for (uint e = tid; e < args.experts; e += threads) {
+  // The few pairs of one token find their places alone.
+  const bool one = args.pairs == args.topk && args.tiles == args.pairs;
+  for (uint p = tid; p < (one ? args.pairs : 0u); p += threads) {
+    uint at = 0u;
+    for (uint j = 0; j < args.pairs; j++) at += ids[j] < ids[p] || (ids[j] == ids[p] && j < p) ? 1u : 0u;
+    token[at] = 0u;
+    place[p] = at;
+    tiles[at].expert = ids[p];
+    tiles[at].first = at;
+    tiles[at].count = 1u;
+  }
+  const uint experts = one ? 0u : args.experts;
+  for (uint e = tid; e < experts; e += threads) {
     uint count = 0u;
     for (uint p = 0; p < args.pairs; p++) {
       if (ids[p] == e) count += 1u;
@@ -143,21 +166,36 @@ kernel void group_pairs(device const uint* ids [[buffer(0)]],
     first[e] = count;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (tid == 0u) {
+  if (tid < 32u && !one) {
     uint pair = 0u;
     uint t = 0u;
-    for (uint e = 0; e < args.experts; e++) {
-      const uint count = first[e];
-      first[e] = pair;
-      first_tile[e] = t;
-      pair += count;
-      t += (count + args.tile - 1u) / args.tile;
+    for (uint e = 0; e < args.experts; e += 32u) {
+      const uint count = e + lane < args.experts ? first[e + lane] : 0u;
+      uint pairs = count;
+      uint part = (count + args.tile - 1u) / args.tile;
+      const uint mine = part;
+      for (ushort o = 1; o < 32; o = o * 2) {
+        const uint a = simd_shuffle_up(pairs, o);
+        const uint b = simd_shuffle_up(part, o);
+        if (lane >= o) {
+          pairs += a;
+          part += b;
+        }
+      }
+      if (e + lane < args.experts) {
+        first[e + lane] = pair + pairs - count;
+        first_tile[e + lane] = t + part - mine;
+      }
+      pair += simd_shuffle(pairs, ushort(31));
+      t += simd_shuffle(part, ushort(31));
     }
-    first[args.experts] = pair;
-    first_tile[args.experts] = t;
+    if (lane == 0u) {
+      first[args.experts] = pair;
+      first_tile[args.experts] = t;
+    }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (uint e = tid; e < args.experts; e += threads) {
+  for (uint e = tid; e < experts; e += threads) {
     uint at = first[e];
     const uint end = first[e + 1u];
     if (at < end) {
@@ -177,7 +215,7 @@ kernel void group_pairs(device const uint* ids [[buffer(0)]],
       t += 1u;
     }
   }
-  for (uint t = first_tile[args.experts] + tid; t < args.tiles; t += threads) tiles[t].count = 0u;
+  for (uint t = (one ? args.tiles : first_tile[args.experts]) + tid; t < args.tiles; t += threads) tiles[t].count = 0u;
 }
 
 // One matrix of an expert; a block may hold experts of several formats.
@@ -263,6 +301,7 @@ kernel void expert_matmul(device const Expert* experts [[buffer(0)]],
       if (live && i < n && lane % lanes == 0u) y[ulong(first + i) * args.y_stride + row] = acc[i];
     }
   }
+  next_may_start();
 }
 
 struct SumArgs {

@@ -5,6 +5,7 @@ using namespace metal;
 #pragma METAL fp contract(off)
 
 #include "numbers.h"
+#include "ready.h"
 
 struct NormArgs {
   uint n;
@@ -14,7 +15,8 @@ struct NormArgs {
 };
 
 #define UNROLL _Pragma("clang loop unroll(full)")
-#define PART 4096u // elements in threadgroup memory at a time
+#define PART 8192u // elements in threadgroup memory at a time
+#define KEPT 12u   // elements that a thread keeps
 
 // One threadgroup a row: all threads load a part of it, sixteen lanes sum it.
 kernel void rmsnorm(device const float* x [[buffer(0)]],
@@ -27,20 +29,44 @@ kernel void rmsnorm(device const float* x [[buffer(0)]],
                     uint threads [[threads_per_threadgroup]]) {
   device const float* r = x + ulong(row) * args.x_stride;
   device float* out = y + ulong(row) * args.y_stride;
+  float gain[KEPT];
+  UNROLL
+  for (uint k = 0; k < KEPT; k++) gain[k] = tid + k * threads < args.n ? w[tid + k * threads] : 0.0f;
+  inputs_ready();
+  float v[KEPT];
+  UNROLL
+  for (uint k = 0; k < KEPT; k++) v[k] = tid + k * threads < args.n ? r[tid + k * threads] : 0.0f;
   float acc = 0.0f;
   for (uint start = 0; start < args.n; start += PART) {
     const uint end = min(PART, args.n - start);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = tid; i < end; i += threads) shared[i] = r[start + i];
+    if (start == 0u) {
+      UNROLL
+      for (uint k = 0; k < KEPT; k++) {
+        if (tid + k * threads < end) shared[tid + k * threads] = v[k];
+      }
+    }
+    for (uint i = tid + (start == 0u ? KEPT * threads : 0u); i < end; i += threads) shared[i] = r[start + i];
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    // The next elements are loaded while some are added.
     const uint mine = tid < 16u ? end : 0u;
     uint i = tid;
-    for (; i + 240u < mine; i += 256u) {
-      float v[16];
+    if (i + 112u < mine) {
+      float e[8];
       UNROLL
-      for (uint k = 0; k < 16u; k++) v[k] = shared[i + 16u * k];
+      for (uint k = 0; k < 8u; k++) e[k] = shared[i + 16u * k];
+      for (; i + 240u < mine; i += 128u) {
+        float next[8];
+        UNROLL
+        for (uint k = 0; k < 8u; k++) next[k] = shared[i + 128u + 16u * k];
+        UNROLL
+        for (uint k = 0; k < 8u; k++) acc = fma(e[k], e[k], acc);
+        UNROLL
+        for (uint k = 0; k < 8u; k++) e[k] = next[k];
+      }
       UNROLL
-      for (uint k = 0; k < 16u; k++) acc = fma(v[k], v[k], acc);
+      for (uint k = 0; k < 8u; k++) acc = fma(e[k], e[k], acc);
+      i += 128u;
     }
     for (; i < mine; i += 16u) acc = fma(shared[i], shared[i], acc);
   }
@@ -52,9 +78,14 @@ kernel void rmsnorm(device const float* x [[buffer(0)]],
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const float mean = shared[0] / float(args.n);
   const float scale = 1.0f / precise::sqrt(mean + args.eps);
-  for (uint i = tid; i < args.n; i += threads) {
-    const float v = r[i] * scale;
-    out[i] = v * w[i];
+  UNROLL
+  for (uint k = 0; k < KEPT; k++) {
+    const float e = v[k] * scale;
+    if (tid + k * threads < args.n) out[tid + k * threads] = e * gain[k];
+  }
+  for (uint i = tid + KEPT * threads; i < args.n; i += threads) {
+    const float e = r[i] * scale;
+    out[i] = e * w[i];
   }
 }
 
