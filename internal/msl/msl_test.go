@@ -121,6 +121,13 @@ func TestPTXRefusesLooseRounding(t *testing.T) {
 	}
 }
 
+func TestEarly(t *testing.T) {
+	const ptx = ".target sm_75\n//+sm_90 griddepcontrol.wait;\nret; // an end"
+	if got, want := Early(ptx), ".target sm_90\ngriddepcontrol.wait;\nret; // an end"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestArchive(t *testing.T) {
 	in := []Compiled{
 		{Key: "a k 0=1", Hash: "h", Entry: Entry{"k_cuda", []EntryParam{{Pointer, 0, 8, 8}, {Bytes, 2, 12, 4}, {Shared, 1, 4, 4}}}, PTX: "// text\n.entry k_cuda()"},
