@@ -289,6 +289,8 @@ var planted = []struct {
 	{name: "no barrier between dispatches", host: func(c *chain) { c.hostBarrier = false }, want: "data race|uninitialised buffer"},
 	{name: "buffer not used", host: func(c *chain) { c.use = false }, want: "out of bounds"},
 	{name: "buffer too short", host: func(c *chain) { c.g[1].Release(); c.g[1], _ = c.d.NewBuffer(4*(c.rows-1), Private) }, want: "out of bounds"},
+	{name: "inputs read early", old: "  acc = tree(acc);", new: "  inputs_ready();\n  acc = tree(acc);", want: "before inputs_ready"},
+	{name: "output written early", old: "y[ulong(row) * args.n + i] = xr[i] * r;", new: "y[ulong(row) * args.n + i] = xr[i] * r;\n  inputs_ready();", want: "before inputs_ready"},
 	{name: "double", old: "float acc = 0.0f;", new: "double acc = 0.0f;", want: "double does not exist"},
 	{name: "literal of type double", old: "float s = 0.0f;\n  for (uint i = tid", new: "float s = 0.0;\n  for (uint i = tid", want: "literal"},
 	{name: "sum in the device's order", old: "acc = tree(acc);", new: "acc = simd_sum(acc);", want: "order of this sum"},

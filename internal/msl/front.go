@@ -302,6 +302,9 @@ MSL_NOTSAN static inline msl_g3 msl_gpos(const MslThread *t) {
 		if err != nil {
 			return "", err
 		}
+		if strings.Contains(f.body(k), "inputs_ready();") {
+			c = "msl_early(1);\n  " + c
+		}
 		fmt.Fprintf(&b, "MSL_NOTSAN static void msl_t_%s(const MslThread *t) {\n  %s;\n}\n", k.Name, c)
 		var sizes [31]string
 		for i := range sizes {

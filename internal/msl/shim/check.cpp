@@ -29,6 +29,7 @@ struct Region {
   bool ro, tgm;
   Shadow *sh;
   uint8_t *init;
+  Shadow *ever;  // null: no dispatch wrote it
 };
 
 uint32_t g_interval = 1, g_group = 0;
@@ -111,6 +112,10 @@ void access(char *p, unsigned size, bool wr, unsigned align, uint64_t pc) {
         else if (!in[i]) { fail("uninitialised buffer", t, &r, p, size, wr, pc, nullptr); msl_abandon(); }
       }
     }
+    for (unsigned i = 0; t->early && !r.tgm && i < size; i++) {
+      const Access *o = r.ever && r.ever[p - r.p + i].w.group ? &r.ever[p - r.p + i].w : nullptr;
+      if (wr || o) { fail("before inputs_ready()", t, &r, p, size, wr, pc, o); msl_abandon(); }
+    }
     if (!r.sh) return;
     const int k = r.tgm ? 0 : 1;
     const Access me = {g_group, g_interval, uint16_t(t->tiitg), t->ep_tg[k], t->ep_sg[k], 0, pc};
@@ -166,11 +171,10 @@ void reserve(const MslRegion &m) {
 
 void add(const MslRegion &m, int buf) {
   if (!m.p) return;
-  Region r = {m.p, size_t(m.n), buf, m.ro != 0, false, nullptr, m.init};
-  if (m.track) {
-    const Buf &b = g_bufs[m.p + m.n];
-    r.sh = b.sh + (b.n - m.n);
-  }
+  Region r = {m.p, size_t(m.n), buf, m.ro != 0, false, nullptr, m.init, nullptr};
+  auto b = g_bufs.find(m.p + m.n);
+  if (b != g_bufs.end() && b->second.n >= m.n) r.ever = b->second.sh + (b->second.n - m.n);
+  if (m.track) r.sh = r.ever;
   g_reg.push_back(r);
 }
 } // namespace
@@ -193,7 +197,7 @@ void msl_chk_group(const MslDispatch *d, char *tgm, const size_t *off) {
   g_group++;
   while (!g_reg.empty() && g_reg.back().tgm) g_reg.pop_back();
   for (int i = 0; i < 8; i++)
-    if (d->tgmem[i]) g_reg.push_back({tgm + off[i], d->tgmem[i], i, false, true, (Shadow *)g_tgsh + off[i], nullptr});
+    if (d->tgmem[i]) g_reg.push_back({tgm + off[i], d->tgmem[i], i, false, true, (Shadow *)g_tgsh + off[i], nullptr, nullptr});
 }
 int msl_chk_error(char *err, int n) {
   if (g_rc) snprintf(err, n, "%s", g_err);

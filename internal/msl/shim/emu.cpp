@@ -232,6 +232,9 @@ int group(Engine *e, uint64_t g, uint64_t &rng, char *err, int errlen) {
 
 extern "C" {
 unsigned msl_lane(void) { return E->cur->t.lane; }
+void msl_early(int on) {
+  if (MslThread *t = msl_cur()) t->early = on;
+}
 MslThread *msl_cur(void) { return E && E->cur ? &E->cur->t : nullptr; }
 // gives up the current GPU thread after an error
 void msl_abandon(void) {
@@ -332,6 +335,7 @@ int msl_run(MslTramp fn, const MslDispatch *d, uint64_t first, uint64_t last, ch
       MslThread &t = f->t;
       t.tgpig[0] = x, t.tgpig[1] = y, t.tgpig[2] = z;
       t.ep_tg[0] = t.ep_tg[1] = t.ep_sg[0] = t.ep_sg[1] = 0;
+      t.early = 0;
       prepare(f);
     }
     rc = group(e, g, rng, err, errlen);

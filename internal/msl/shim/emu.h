@@ -29,6 +29,7 @@ struct MslThread {
   uint32_t tgpig[3], tpitg[3];
   uint32_t tiitg, lane, sg, nsg;
   uint16_t ep_tg[2], ep_sg[2]; // barriers passed for threadgroup [0] and device [1] memory
+  uint32_t early;              // inputs_ready() is still to come
   char *stack, *stack_end;
 };
 
