@@ -2,7 +2,7 @@
 # Ours beside llama.cpp on the same random model, run by run in turn.
 #   benchmarks/cpu.sh RUNS LLAMA_BENCH 'OURS=THEIRS' ... > benchmarks/cpu.csv
 # OURS is a container, THEIRS a GGUF file of the same weights; the first pair is
-# also measured behind 1,024 and 4,096 tokens. LLAMA_BENCH's threads spin, as
+# also measured behind 4,096 tokens. LLAMA_BENCH's threads spin, as
 # they do unless OMP_WAIT_POLICY says otherwise.
 set -euo pipefail
 runs=$1 llama=$2
@@ -27,10 +27,10 @@ for r in csv.DictReader(sys.stdin):
 for run in $(seq "$runs"); do
 	for pair in "$@"; do
 		a=${pair%=*} b=${pair#*=}
-		ours "$a" -p 512 -n 128
-		theirs "$b" -p 512 -n 128
+		ours "$a" -p 512 -n 64
+		theirs "$b" -p 512 -n 64
 	done
 	a=${1%=*} b=${1#*=}
-	ours "$a" -p 0 -n 32 -d 1024,4096
-	theirs "$b" -p 0 -n 32 -d 1024,4096
+	ours "$a" -p 0 -n 32 -d 4096
+	theirs "$b" -p 0 -n 32 -d 4096
 done
