@@ -170,7 +170,9 @@ func (b *Backend) Free(v runtime.Vec) {
 	if v.ID >= len(b.vecs) || b.vecs[v.ID] == nil {
 		return
 	}
-	_ = b.wait(0) // an error of the commands is the next caller's to see
+	if err := b.wait(0); err != nil {
+		b.enc.err = err // the next caller's to see
+	}
 	b.release(b.vecs[v.ID])
 	b.vecs[v.ID] = nil
 	b.cpu.Free(v)

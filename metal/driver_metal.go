@@ -397,23 +397,33 @@ type metalCommands struct {
 	groups, threads mtlSize
 }
 
-func (c *metalCommands) launch() error {
+func (c *metalCommands) launch() (err error) {
 	c.q.mu.Lock()
 	defer c.q.mu.Unlock()
 	pool(func() {
-		c.id = msg(msg(c.q.id, sel.commandBuffer), sel.retain)
-		if len(c.dispatches) > 0 {
-			c.encode()
+		// Messages to nil do nothing: what was not made has to be noticed here.
+		if c.id = msg(msg(c.q.id, sel.commandBuffer), sel.retain); c.id == 0 {
+			err = errors.New("metal: no command buffer")
+			return
+		}
+		if len(c.dispatches) > 0 && !c.encode() {
+			err = errors.New("metal: no compute encoder")
+			msg(c.id, sel.release)
+			c.id = 0
+			return
 		}
 		msg(c.id, sel.commit)
 	})
-	return nil
+	return err
 }
 
 // encode makes one concurrent encoder of all that was recorded; the ends of
-// the recorded encoders are barriers in it.
-func (c *metalCommands) encode() {
+// the recorded encoders are barriers in it. It is false if the system made none.
+func (c *metalCommands) encode() bool {
 	e := msg(c.id, sel.computeCommandEncoder, dispatchConcurent)
+	if e == 0 {
+		return false
+	}
 	if c.q.fenced {
 		msg(e, sel.waitForFence, c.q.fence)
 	}
@@ -443,6 +453,7 @@ func (c *metalCommands) encode() {
 	}
 	msg(e, sel.updateFence, c.q.fence)
 	msg(e, sel.endEncoding)
+	return true
 }
 
 func (c *metalCommands) dispatch(e id, d *dispatch) {

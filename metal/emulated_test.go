@@ -112,6 +112,12 @@ func TestSwitchesChangeNoBit(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBackend(t, emulator(t, EmulatorOptions{Limits: c.limits}), c.disable...)
 			m := load(t, dir, b)
+			switch n, err := b.NoRoom(); {
+			case err != nil:
+				t.Fatal(err)
+			case (n != nil) != (c.name == "no room"):
+				t.Errorf("no room: %+v", n)
+			}
 			for _, chunk := range []int{24, 5} {
 				compare(t, c.name, logits(t, m, ids, 24, chunk, true), want)
 			}

@@ -107,6 +107,29 @@ func (b *Backend) place() error {
 	return b.keepResident()
 }
 
+// NoRoom gives the weights loaded so far their places and tells of those for
+// which the device has none: the CPU runs what reads them. nil if there are none.
+func (b *Backend) NoRoom() (*Notice, error) {
+	if err := b.place(); err != nil {
+		return nil, err
+	}
+	var n int
+	var bytes int64
+	for _, w := range b.weights {
+		if w.why != nil {
+			n++
+			bytes += int64(len(w.m.W) + 4*len(w.m.S))
+		}
+	}
+	if n == 0 {
+		return nil, nil //nolint:nilnil // said above
+	}
+	return &Notice{
+		Kind: "memory", Cure: "convert to smaller formats, or choose a device with more memory, see --list-devices",
+		Text: fmt.Sprintf("no room on the device for %d of %d weights (%s); the CPU runs what reads them", n, len(b.weights), format.Bytes(bytes)),
+	}, nil
+}
+
 // wrapAll wraps ranges of mapped files in spans of whole pages.
 func (b *Backend) wrapAll(ranges []memoryRange) error {
 	slices.SortStableFunc(ranges, func(a, b memoryRange) int { return cmp.Compare(a.from, b.from) })

@@ -67,7 +67,7 @@ func Execute(ctx context.Context, p *Plan, dir string, o ExecuteOptions) (*Resul
 	if err == nil {
 		return &j.result, nil
 	}
-	if len(d.manifest.Shards) == 0 && !d.recorded && !d.replaces {
+	if len(d.manifest.Shards) == 0 && !d.recorded && !d.replaces && !j.tookOver {
 		if rerr := os.Remove(filepath.Join(dir, ManifestName)); rerr != nil && !absent(rerr) {
 			err = errors.Join(err, rerr)
 		}
@@ -83,6 +83,9 @@ type job struct {
 	dst    *Destination
 	opts   ExecuteOptions
 	result Result
+	// tookOver is set once the old container's index may be gone: what records
+	// its shards must stay.
+	tookOver bool
 }
 
 func (j *job) path(name string) string { return filepath.Join(j.dst.Dir, name) }
@@ -185,7 +188,7 @@ func (j *job) takeOver() error {
 	if err := os.Remove(j.path(indexName)); err != nil && !absent(err) {
 		return err
 	}
-	j.dst.replaces = false
+	j.dst.replaces, j.tookOver = false, true
 	return j.dst.manifest.write(j.dst.Dir)
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"syscall"
@@ -54,10 +55,11 @@ func NewMerge(base, dir, name string) (*Merge, error) {
 	}
 	m := &Merge{Base: base, Dir: dir, Name: name, record: info.record, over: map[string]*format.Tensor{}}
 	inPlace := len(info.record.Replaces) > 0
-	if inPlace != (filepath.Clean(base) == filepath.Clean(dir)) {
+	if inPlace != sameDir(base, dir) {
 		return nil, &format.Error{Kind: format.ErrUsage, Path: dir, What: "the overlay " + name + " is inside that base", Wanted: "that base"}
 	}
 	if inPlace {
+		m.Dir = m.Base // however dir spells it
 		m.base, err = format.Open(base)
 	} else {
 		m.base, err = format.Open(base, dir)
@@ -69,6 +71,13 @@ func NewMerge(base, dir, name string) (*Merge, error) {
 		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
+}
+
+// sameDir reports whether two paths lead to one directory.
+func sameDir(a, b string) bool {
+	x, xerr := os.Stat(a)
+	y, yerr := os.Stat(b)
+	return xerr == nil && yerr == nil && os.SameFile(x, y)
 }
 
 // Close closes the files of a merge.

@@ -168,7 +168,7 @@ func mergeOverlay(cmd *cobra.Command, base string, f *overlayFlags) error {
 	if cli.JSON(cmd) {
 		return cli.PrintJSON(cmd, r)
 	}
-	_, err = io.WriteString(cmd.OutOrStdout(), r.text(dir))
+	_, err = io.WriteString(cmd.OutOrStdout(), r.text(m.Dir))
 	return err
 }
 

@@ -26,6 +26,7 @@ type placement struct {
 	name    string
 	list    []metal.Placement
 	notices []metal.Notice
+	noRoom  bool // on the GPU for all weights that list places there
 }
 
 func (p *placement) backend() runtime.Backend {
@@ -54,6 +55,9 @@ func (p *placement) layers() string {
 		if !off[l] {
 			on++
 		}
+	}
+	if p.noRoom {
+		return fmt.Sprintf("at most %d/%d layers", on, len(all))
 	}
 	return fmt.Sprintf("%d/%d layers", on, len(all))
 }
@@ -142,7 +146,14 @@ func (f *modelFlags) place(cmd *cobra.Command, m *runtime.Model, p *placement, d
 		return nil
 	}
 	p.list = metal.Place(m.Config.Needs(), m.Census.Readings(), f.limits, f.off...)
-	p.notices = metal.Notices(p.list, f.limits, dir)
+	p.notices = metal.Notices(p.list, f.limits, cli.ShellWord(dir))
+	left, err := p.gpu.NoRoom()
+	if err != nil {
+		return err
+	}
+	if p.noRoom = left != nil; p.noRoom {
+		p.notices = append(p.notices, *left)
+	}
 	if f.requireGPU {
 		if err := metal.Require(p.notices); err != nil {
 			return err

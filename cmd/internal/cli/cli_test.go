@@ -14,6 +14,7 @@ import (
 	"reflect"
 	"regexp"
 	goruntime "runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -528,5 +529,13 @@ func TestNumbersOfOneKindLookAlike(t *testing.T) {
 		if tt.got != tt.want {
 			t.Errorf("%s, want %s", tt.got, tt.want)
 		}
+	}
+}
+
+func TestFlattenKeepsEveryJoinedProblem(t *testing.T) {
+	a, b, c := errors.New("a"), errors.New("b"), &format.Error{Kind: format.ErrUsage, What: "c", Err: errors.New("cause")}
+	err := errors.Join(format.Problems{a, format.Problems{b}}, c)
+	if got := flatten(err); !slices.Equal(got, []error{a, b, c}) {
+		t.Errorf("%q", got)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -311,10 +312,15 @@ func report(cmd *cobra.Command, err error, asJSON bool) int {
 	return code
 }
 
-// flatten is every problem that an error holds, or the error alone.
+var joined = reflect.TypeOf(errors.Join(errors.ErrUnsupported))
+
+// flatten is every problem that an error holds, also several lists that were
+// joined, or the error alone.
 func flatten(err error) []error {
 	var list format.Problems
-	if !errors.As(err, &list) {
+	if reflect.TypeOf(err) == joined {
+		list = err.(interface{ Unwrap() []error }).Unwrap() //nolint:errorlint // the tree itself is walked
+	} else if !errors.As(err, &list) {
 		return []error{err}
 	}
 	var all []error
