@@ -276,6 +276,17 @@ func (d *Destination) space(p *Plan) error {
 		at = filepath.Dir(filepath.Clean(d.Dir))
 	}
 	d.Free = freeBytes(at)
+	if d.Exists && d.Free >= 0 { // what a killed run left is removed first
+		stale, err := p.stale(d.Dir)
+		if err != nil {
+			return err
+		}
+		for _, name := range stale {
+			if st, err := os.Stat(filepath.Join(d.Dir, name)); err == nil {
+				d.Free += st.Size()
+			}
+		}
+	}
 	if !d.Complete && d.Free >= 0 && d.Needed > d.Free {
 		return &format.Error{Path: d.Dir, What: "the disk cannot hold the container", Err: syscall.ENOSPC,
 			Found: format.Bytes(d.Free) + " free", Wanted: format.Bytes(d.Needed)}

@@ -134,19 +134,28 @@ func (j *job) run(ctx context.Context) error {
 
 // sweep removes what a killed run left half written.
 func (j *job) sweep() error {
-	entries, err := os.ReadDir(j.dst.Dir)
+	stale, err := j.plan.stale(j.dst.Dir)
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		base, temp := strings.CutSuffix(e.Name(), ".tmp")
-		if temp && (j.plan.owns(base) || shardName.MatchString(base)) {
-			if err := os.Remove(j.path(e.Name())); err != nil {
-				return err
-			}
+	for _, name := range stale {
+		if err := os.Remove(j.path(name)); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// stale lists the files that a killed run left under temporary names.
+func (p *Plan) stale(dir string) (names []string, err error) {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		base, temp := strings.CutSuffix(e.Name(), ".tmp")
+		if temp && (p.owns(base) || shardName.MatchString(base)) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, err
 }
 
 // shard writes one shard, unless an earlier run did.
