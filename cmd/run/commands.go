@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"hawkmoth/cmd/internal/cli"
@@ -112,20 +112,20 @@ func (c *conversation) save(path string) error {
 	if b.Len() == 0 {
 		return cli.Usagef("there is nothing to save yet")
 	}
-	flags := os.O_WRONLY | os.O_CREATE | os.O_EXCL
-	if path == c.saved {
-		flags = os.O_WRONLY | os.O_CREATE | os.O_TRUNC
-	}
-	f, err := os.OpenFile(path, flags, 0o600)
-	if errors.Is(err, fs.ErrExist) {
+	if _, err := os.Lstat(path); err == nil && path != c.saved {
 		return &format.Error{Kind: format.ErrConflict, Path: path, What: "is there already, and not from this conversation"}
 	}
+	// What is there stays whole until the new text is.
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
-		return err
+		return &format.Error{Path: path, What: "cannot be written", Err: err}
 	}
 	_, err = f.WriteString(b.String() + "\n]\n")
-	if err := errors.Join(err, f.Close()); err != nil {
-		return err
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
 	}
 	c.saved = path
 	c.note("saved to %s", path)
