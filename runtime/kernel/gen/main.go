@@ -45,7 +45,7 @@ func dwords(name string, v ...uint32) operand.Mem {
 	return m
 }
 
-// qwords and bytes are the same in other sizes.
+// qwords and byteTable are the same in other sizes.
 func qwords(name string, v ...uint64) operand.Mem {
 	m := build.GLOBL(name, build.RODATA|build.NOPTR)
 	for i, x := range v {
@@ -54,7 +54,7 @@ func qwords(name string, v ...uint64) operand.Mem {
 	return m
 }
 
-func bytes(name string, v []byte) operand.Mem {
+func byteTable(name string, v []byte) operand.Mem {
 	m := build.GLOBL(name, build.RODATA|build.NOPTR)
 	for i, x := range v {
 		build.DATA(i, operand.U8(x))
